@@ -42,6 +42,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "sweep": kept("sweep", training.sweep),
     "spmm": kept("spmm", training.spmm),
     "multi-kernels": kept("multi_kernels", training.multi_kernels),
+    "samplers": kept("sampling", training.samplers),
     "sampling": kept("sampling", training.sampling),
     "different": kept("heterogeneous", runs.different),
     "whole-runs": kept("heterogeneous", runs.whole_runs),

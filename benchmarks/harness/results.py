@@ -27,7 +27,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "estimates": ("name", "shape", "tasks", "measured"),
     "first_minute": ("shape", "model", "side"),
     "sampled_epoch": ("shape", "case", "tasks", "precision", "side"),
-    "sampling": ("work", "seeds", "rows", "fanout", "side"),
+    "sampling": ("work", "shape", "seeds", "rows", "fanout", "side"),
+    "settings": ("setting", "case", "side"),
     "spmm": ("shape", "features", "side", "rows"),
     "sweep": ("shape", "model", "precision", "side", "tasks"),
 }

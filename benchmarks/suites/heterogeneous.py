@@ -10,7 +10,7 @@ Service, started together; the time until the last has trained its epochs) and, 
 without the service). Those are epochs once everything is prepared.
 
 ``runs``, ``run`` and ``run_woven`` are whole runs, wall seconds from the call to the results: ``weft.run(task)`` for
-one task after another, ``weft.run([all tasks])``, and the same with ``weave=True``. Every run gets the graph as an
+one task after another, ``weft.run([all tasks])``, and the same with ``weave="merged"``. Every run gets the graph as an
 object on the host, moves it to the device and derives what it needs. All sides have run for a few epochs before, so
 kernels are compiled; what Weft learns of a machine starts empty in every cell.
 
@@ -83,7 +83,9 @@ def tasks_of(case: str, graph: Graph, hidden: int) -> list[Task]:
 def measure(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """Milliseconds in which every task of the case advances by one epoch, on one side."""
     if side in ("woven", "concurrent"):
-        return measure_groups([tasks_of(case, graph, args.hidden)], graph, args.seconds, weave=side == "woven")
+        return measure_groups(
+            [tasks_of(case, graph, args.hidden)], graph, args.seconds, "merged" if side == "woven" else None
+        )
     if side == "stacks":
         tasks = tasks_of(case, graph, args.hidden)
         plan = plan_as_one_group(tasks, graph.stats(), graph.device.type)
@@ -93,7 +95,7 @@ def measure(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, An
     return measure_processes(side, case, graph, args)
 
 
-def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float, weave: bool = True) -> dict[str, Any]:
+def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float, weave: str | None = None) -> dict[str, Any]:
     """Groups one after another: the sum of their epochs, each timed on its own."""
     total, planning, matching, preparing, peaks, notes = 0.0, 0.0, 0.0, 0.0, [], []
     timings: list[Timing] = []
@@ -208,7 +210,7 @@ def train(side: str, settings: Sequence[Mapping[str, Any]], graph: Graph, device
     else:
         shared = fresh(graph)
         tasks = [Task(graph=shared, **one) for one in settings]
-        results = weft.run(tasks, options=weft.RunOptions(weave=True if side == "run_woven" else None), **how).tasks
+        results = weft.run(tasks, options=weft.RunOptions(weave="merged" if side == "run_woven" else None), **how).tasks
     for result in results:
         if result.status != "finished":
             raise RuntimeError(f"task {result.name!r}: {result.status}: {result.message}")

@@ -1,19 +1,24 @@
 """Neighbour sampling and row gathering: the default GPU sampler against the reservoir's and the paper's, and the CPU.
 
-One hop of 200,000 seeds gives a CSR of global ids; three hops [15, 10, 5] include compaction to local ids. GPU cells
-run as they are launched and replayed from a CUDA graph; samples are compared with the torch reference before that.
+One hop gives a CSR of global ids; three hops [15, 10, 5] include compaction to local ids. GPU cells run as they are
+launched and replayed from a CUDA graph; samples are compared with the torch reference before that.
 
     python -m benchmarks.suites.sampling --out sampling.json
-    python -m benchmarks.suites.sampling --works "one hop" --cell-seconds 0.2 --out sampling.json
+    python -m benchmarks.suites.sampling --works "one hop" --shapes products,reddit \
+        --seeds 4000,20000,80000,200000 --cell-seconds 0.02 --out sampling.json
 
-Sides of one hop: ``default`` (O(k)); ``reservoir`` (O(degree), leaner than DGL's) and ``reservoir, DGL's layout``; the
-paper's sampler as published (``paper``), and with a counting sort by degree class and one thread per row of low degree
-(``paper, threads N``, N the threshold). ``picks alone`` only reads the neighbours at picked places that are known
-before: what no sampler of this graph can be faster than.
+Sides of one hop: ``default`` (O(k)); ``reservoir`` (O(degree), leaner than DGL's) and ``reservoir, DGL's layout``; and
+TurboGNN's sampler, with the names that its Figure 6 gives to the optimisations: ``none`` (the paper's baseline in the
+same CUDA C++ kernel: slots in global memory, rows as given), ``B`` (rows sorted by degree and scheduled), ``S`` (all
+slots in shared memory), ``B+S``, and ``paper``, which is B+A (slots of rows of high degree in shared memory), as
+published. ``classes`` is B by a counting sort of classes of degrees, ``classes, S`` with all slots in shared memory.
+``picks alone`` only reads the neighbours at picked places that are known before: what no sampler of this graph can be
+faster than.
 """
 
 from __future__ import annotations
 
+import itertools
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -32,27 +37,27 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_cpu, gather_rows_triton
-from weft.ops.sampling.paper_triton import (
-    ThreadsLaunch,
-    sample_paper_triton,
-    sample_threads_triton,
-)
+from weft.ops.sampling.paper_cuda import ALWAYS, NEVER, PaperLaunch, sample_paper
 from weft.ops.sampling.reference import HopSample, make_clock, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 
 SAMPLERS = {
     "default": (sample_triton, sample_torch),
-    "paper": (sample_paper_triton, sample_reservoir_torch),
-    **{
-        f"paper, threads {degree}": (
-            partial(sample_threads_triton, launch=ThreadsLaunch(degree)),
-            sample_reservoir_torch,
-        )
-        for degree in (128, 256)
-    },
     "reservoir": (sample_reservoir_triton, sample_reservoir_torch),
     "reservoir, DGL's layout": (partial(sample_reservoir_triton, edges=True, launch=AS_DGL), sample_reservoir_torch),
+    "paper": (sample_paper, sample_reservoir_torch),
+    **{
+        f"paper: {name}": (partial(sample_paper, launch=launch), sample_reservoir_torch)
+        for name, launch in {
+            "none": PaperLaunch("given", NEVER),
+            "B": PaperLaunch("sorted", NEVER),
+            "S": PaperLaunch("given", ALWAYS),
+            "B+S": PaperLaunch("sorted", ALWAYS),
+            "classes": PaperLaunch("classes"),
+            "classes, S": PaperLaunch("classes", ALWAYS),
+        }.items()
+    },
 }
 WORKS = ("one hop", "three hops", "gather", "cpu")
 FANOUTS = [15, 10, 5]
@@ -92,12 +97,13 @@ def check(adj: Adjacency, name: str, fanout: int, clock: Tensor) -> None:
         raise RuntimeError(f"the {name} sampler differs from its reference")
 
 
-def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, args: Namespace) -> dict[str, Any]:
+def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, count: int, args: Namespace) -> dict[str, Any]:
     """Time of one hop and edges per second."""
     recorder.need_gpu()
     clock, sampler = make_clock(0, 0, 0, adj.device), SAMPLERS[name][0]
-    check(adj, name, fanout, clock)
-    seeds = seed_sets(adj, args.seeds)
+    if count == int(listed(args.seeds)[0]):
+        check(adj, name, fanout, clock)
+    seeds = seed_sets(adj, count)
 
     def call(nodes: Tensor) -> HopSample:
         return sampler(adj.indptr, adj.indices, nodes, fanout, clock)
@@ -107,13 +113,13 @@ def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, args: Na
     return {**found, "edges": edges, "giga_edges_s": round(edges / found["ms"] / 1e6, 3)}
 
 
-def picks_alone(recorder: Recorder, adj: Adjacency, fanout: int, args: Namespace) -> dict[str, Any]:
+def picks_alone(recorder: Recorder, adj: Adjacency, fanout: int, count: int, args: Namespace) -> dict[str, Any]:
     """Time to read the neighbours at given places, as many as one hop picks."""
     recorder.need_gpu()
     clock = make_clock(0, 0, 0, adj.device)
     places = [
         sample_triton(adj.indptr, adj.indices, nodes, fanout, clock, edges=True).trimmed().edges
-        for nodes in seed_sets(adj, args.seeds)
+        for nodes in seed_sets(adj, count)
     ]
     narrow = [place.to(torch.int32) for place in places] if adj.num_edges < 2**31 else places
     out = [torch.empty(place.numel(), dtype=torch.int32, device=adj.device) for place in narrow]
@@ -200,28 +206,30 @@ def cpu_batches(adj: Adjacency, workers: int, expand: str, args: Namespace) -> d
             "input_nodes": nodes // args.batches}  # fmt: skip
 
 
-def run(recorder: Recorder, args: Namespace) -> None:
+def run(recorder: Recorder, shape: str, works: list[str], args: Namespace) -> None:
     """All cells of one shape."""
-    adj = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale).adj)
+    adj = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale).adj)
     if adj is None:
         return
-    recorder.say(
-        f"{args.shape}: {adj.num_rows:,} nodes, {adj.num_edges:,} edges, degree up to {int(adj.degrees().max()):,}"
-    )
-    works = listed(args.works)
-    for fanout in (int(text) for text in listed(args.fanouts) if "one hop" in works):
-        about = {"work": "one hop", "seeds": args.seeds, "fanout": fanout}
+    recorder.say(f"{shape}: {adj.num_rows:,} nodes, {adj.num_edges:,} edges, degree up to {int(adj.degrees().max()):,}")
+    sizes = itertools.product(listed(args.seeds), listed(args.fanouts))
+    for count, fanout in ((int(seeds), int(picks)) for seeds, picks in sizes if "one hop" in works):
+        about = {"work": "one hop", "shape": shape, "seeds": count, "fanout": fanout}
         for name in SAMPLERS:
-            recorder.cell({**about, "side": name}, partial(one_hop, recorder, adj, name, fanout, args))
-        recorder.cell({**about, "side": "picks alone"}, partial(picks_alone, recorder, adj, fanout, args))
+            work = partial(one_hop, recorder, adj, name, fanout, count, args)
+            recorder.cell({**about, "side": name}, work, free=False)
+        work = partial(picks_alone, recorder, adj, fanout, count, args)
+        recorder.cell({**about, "side": "picks alone"}, work, free=False)
     for count in (1024, 8192) if "three hops" in works else ():
         key = {"work": "three hops", "seeds": count, "fanout": "15,10,5", "side": "default"}
         recorder.cell(key, partial(three_hops, recorder, adj, count, args))
     for place in ("pinned", "pinned, not aligned", "device", "cpu") if "gather" in works else ():
         key = {"work": "gather", "rows": args.rows, "side": place}
         recorder.cell(key, partial(gather, recorder, adj.num_rows, place, args))
+    if "cpu" not in works:
+        return
     host = Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
-    for work, expand in (("three hops", "all"), ("local subgraph", "new")) if "cpu" in works else ():
+    for work, expand in (("three hops", "all"), ("local subgraph", "new")):
         for workers in dict.fromkeys((1, torch.get_num_threads())):
             key = {"work": work, "seeds": 1024, "fanout": "15,10,5", "side": f"cpu x {workers}"}
             recorder.cell(key, partial(cpu_batches, host, workers, expand, args))
@@ -230,10 +238,10 @@ def run(recorder: Recorder, args: Namespace) -> None:
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="products")
+    parser.add_argument("--shapes", default="products", help="of one hop; other work is done on the first alone")
     parser.add_argument("--fanouts", default="10,15,30")
     parser.add_argument("--works", default=",".join(WORKS), help="which of " + ", ".join(WORKS))
-    parser.add_argument("--seeds", type=int, default=200_000, help="of one hop")
+    parser.add_argument("--seeds", default="200000", help="of one hop")
     parser.add_argument("--rows", type=int, default=734_000, help="to gather")
     parser.add_argument("--batches", type=int, default=32, help="of 1,024 seeds, sampled by the CPU")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph, to try this out")
@@ -247,8 +255,9 @@ def main() -> None:
 
     args = arguments()
     recorder = Recorder("sampling", args)
-    run(recorder, args)
-    recorder.print_tables(training.sampling)
+    for number, shape in enumerate(listed(args.shapes)):
+        run(recorder, shape, listed(args.works) if number == 0 else ["one hop"], args)
+    recorder.print_tables(training.samplers, training.sampling)
 
 
 if __name__ == "__main__":

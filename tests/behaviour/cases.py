@@ -221,7 +221,7 @@ def _plans() -> dict[str, Callable[[], Any]]:
         "features in host memory, h200": (works["sampled"], {"budget": "6GiB", "features": "host"}),
         "cached features, a100-40g": (works["sampled"], {"budget": "9GiB", "features": "cached", "cache": "256MiB"}),
         "too large as a whole, v100-32g": (works["whole products"], {"budget": "8GiB"}),
-        "woven and compiled, a100-40g": (works["models and widths"], {"weave": True, "compile": True}),
+        "woven and compiled, a100-40g": (works["models and widths"], {"weave": "merged", "compile": True}),
         "relations in bf16, h200": (
             {"graph": graph(), "model": "rgcn", "bases": [None, 2], "precision": "bf16", "seed": range(3)},
             {},

@@ -10,7 +10,7 @@ from benchmarks.suites import sampling
 
 def test_cells_of_a_cpu(tmp_path, monkeypatch, capsys):
     out = tmp_path / "sampling.json"
-    options = ["--shape", "arxiv", "--scale", "0.02", "--rows", "500", "--batches", "3", "--cell-seconds", "0.01"]
+    options = ["--shapes", "arxiv", "--scale", "0.02", "--rows", "500", "--batches", "3", "--cell-seconds", "0.01"]
     monkeypatch.setattr(sys, "argv", ["sampling", "--device", "cpu", "--out", str(out), *options])
     sampling.main()
     cells = json.loads(out.read_text())["cells"]

@@ -113,6 +113,7 @@ def test_no_row_of_a_document_mixes_runs(name):
 def test_tables_do_with_what_was_measured():
     """A run of some cells prints what it has: shapes that no document has, sides without a figure, or nothing."""
     makers = [training.epoch, training.sweep, training.spmm, training.multi_kernels, training.sampling]
+    makers += [training.samplers]
     makers += [runs.different, runs.whole_runs, runs.first_minute, runs.sampled_epoch, runs.cpu, runs.accuracy]
     makers += [runs.queues, runs.queue_use, runs.queue_goals, runs.division, runs.division_goals, runs.estimates]
     for make in makers:

@@ -71,7 +71,7 @@ def test_json_and_a_file(weft, here):
     ("arguments", "message"),
     [
         (["p.json", "--set", "train.lr=0.5"], "--set train.lr=0.5: p.json is a plan, which is run as it is"),
-        (["p.json", "--no-weave"], "--no-weave: p.json is a plan, which is run as it is"),
+        (["p.json", "--weave", "off"], "--weave off: p.json is a plan, which is run as it is"),
         (["p.json", "--compile"], "--compile: p.json is a plan, which is run as it is"),
         (["gpu.json"], "is for a cuda device (h200), but there is none here"),
         (["lost.json"], "plan 'lost.json': no such file"),

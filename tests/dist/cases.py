@@ -81,7 +81,7 @@ class Case:
     bounds: tuple[int, ...] | None = None
     first_layer: str = "per_step"
     plan: dict[str, Any] = field(default_factory=dict)
-    way: str = "pieces"  # of the sum on a GPU
+    way: str = "staged"  # of the sum on a GPU
 
     def group(self, graph: Graph, device: torch.device = CPU, **options: Any) -> GroupRun:
         join = "stacked" if len(self.tasks) > 1 else "solo"

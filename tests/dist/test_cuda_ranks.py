@@ -49,6 +49,9 @@ CASES = [
     case("hub by tiles", task("gcn", "hub"), graph="hub", way="tiles"),
     case("weights by tiles", task("gcn"), graph="weighted", way="tiles"),
     case("stacked by tiles", *(task("sage", seed=seed, dropout=0.2 * seed) for seed in range(3)), way="tiles"),
+    case("hub, interleaved", task("gcn", "hub"), graph="hub", way="interleaved"),
+    case("weights, interleaved", task("gcn"), graph="weighted", way="interleaved"),
+    case("stacked, interleaved", *(task("sage", seed=s, dropout=0.2 * s) for s in range(3)), way="interleaved"),
     case("gcn, fetched", task("gcn"), way="fetched"),
     case("weights, fetched", task("gcn"), graph="weighted", way="fetched"),
     case("directed", task("gin", "directed", norm="batch"), graph="directed"),
@@ -141,6 +144,14 @@ def test_a_run_over_two_ranks_resumed_by_one(tmp_path):
     expected = weft.run(one, device="cuda:0")
     assert left.status == "preempted"
     found = weft.run(one, device="cuda:0", out=tmp_path / "run", resume=True)
+    assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=2e-3, abs=5e-4)
+
+
+@pytest.mark.parametrize("way", ["staged", "tiles", "interleaved", "fetched"])
+def test_the_way_to_sum_remote_rows_is_a_setting(way):
+    one = weft.Task(graph=tiny_graph(), model="gcn", hidden=8, epochs=5, lr=0.02)
+    expected = weft.run(one, device="cuda:0", progress=False)
+    found = weft.run(one, device="cuda:0", progress=False, options=weft.RunOptions(ranks=2, sharded=way))
     assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=2e-3, abs=5e-4)
 
 

@@ -46,8 +46,10 @@ def test_ranks_search_together_and_keep_what_they_found():
     assert "found before" in second
     kept = json.loads((machine_folder(MACHINE) / f"sharded-kernel-2-{shape.key()}.json").read_text())
     assert launch == ShardedLaunch(kept["ps"], kept["dist"], kept["wpb"], kept["way"])
-    assert [config.way for config, _ in trials[-2:]] == ["tiles", "fetched"], "the other ways are tried once"
-    assert {config.way for config, _ in trials[:-2]} == {"pieces"}
+    assert [config.way for config, _ in trials[-3:]] == ["tiles", "interleaved", "fetched"], (
+        "the other ways are tried once"
+    )
+    assert {config.way for config, _ in trials[:-3]} == {"staged"}
 
 
 def shape_of_tiny(ranks: Ranks):

@@ -151,13 +151,22 @@ class TorchNorm(TwoBranches):
     ("options", "words"),
     [
         ({"ranks": 0}, "ranks=0 must be at least 1"),
-        ({"ranks": 2, "weave": True}, "weave=True does not go with ranks=2"),
+        ({"ranks": 2, "weave": "merged"}, "weave='merged' does not go with ranks=2"),
         ({"ranks": 2, "compile": True}, "compile=True does not go with ranks=2"),
+        ({"ranks": 2, "sharded": "tiles", "device": "cpu"}, "sharded='tiles' is a kernel of GPUs; ranks on a CPU copy"),
+        ({"ranks": 2, "sharded": "pieces"}, "sharded='pieces' must be one of staged, tiles, interleaved, fetched"),
+        ({"sharded": "tiles"}, "sharded='tiles' is of use over several ranks only"),
     ],
 )
 def test_what_ranks_cannot_do_is_one_sentence(options, words):
     with pytest.raises(SpecError, match=words):
         weft.run(task(), options=weft.RunOptions(**options))
+
+
+@pytest.mark.parametrize("changes", [{"model": "gat"}, {"model": "sage", "aggregator": "max"}])
+def test_a_way_to_sum_is_refused_for_what_does_not_sum(changes):
+    with pytest.raises(SpecError, match="sharded='tiles' would have no effect: none of these tasks sums rows"):
+        weft.run(task(**changes), options=weft.RunOptions(ranks=2, sharded="tiles"))
 
 
 def test_torch_norms_are_refused():

@@ -154,3 +154,24 @@ def test_a_run_with_host_features_is_divided_and_says_so(tmp_path, monkeypatch):
     )
     divided = result.plan.division is not None
     assert any("predicted per epoch" in note for note in notes) == divided, (result.plan.why, notes)
+
+
+SHARED = {"graph": "demo", "mode": "sampled", "fanout": [5, 3], "batch": 64, "epochs": 3, "hidden": 16}
+
+
+@pytest.mark.parametrize("models", [("sage",), ("sage", "gcn")])
+@pytest.mark.parametrize("how", [{"division": "elastic"}, {"division": "fixed"}, {"division": 0.5}, {"overlap": True}])
+def test_who_prepares_batches_is_a_setting_and_changes_no_number(tmp_path, monkeypatch, models, how):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    tasks = [weft.Task(model=model, name=model, **SHARED) for model in models]
+    placement = weft.Placement(features="host", topology="host", **how)
+    result = weft.run(tasks, device="cuda", placement=placement, progress=False)
+    expected = weft.run(
+        tasks, device="cuda", progress=False, options=weft.RunOptions(weave="off" if models[1:] else None)
+    )
+    (plan,) = result.plan
+    if isinstance(how.get("division"), float):
+        assert (plan.division.strategy, plan.division.kind) == ("fixed", "dual buffer")
+    assert plan.places.overlap == ("overlap" in how)
+    for mine, theirs in zip(result, expected, strict=True):
+        assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=2e-3, abs=2e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -80,6 +81,33 @@ def test_the_same_bits_from_everywhere(graph, name, members):
     """Training is that with everything on the GPU, one step after another, bit for bit; both are replayed."""
     expected = trained(run_of(graph, DataPlacement(), members=members))
     assert_same(trained(run_of(graph, PLACEMENTS[name], members=members)), expected)
+
+
+@pytest.mark.parametrize("name", [None, "host", "gpu, overlapped", "all in host memory", "both cached"])
+def test_the_paper_s_sampler_in_a_captured_step(graph, name):
+    """Its picks are the reservoir's, so training is, bit for bit; the default sampler makes other batches."""
+    expected = trained(run_of(graph, DataPlacement(sampler="reservoir"), members=2))
+    placement = DataPlacement() if name is None else PLACEMENTS[name]
+    assert_same(trained(run_of(graph, replace(placement, sampler="paper"), members=2)), expected)
+    assert not torch.equal(trained(run_of(graph, placement, members=2))[1], expected[1])
+
+
+def test_runs_with_a_sampler(graph, tmp_path):
+    one = Task(graph=graph, model="sage", hidden=8, epochs=2, mode="sampled", batch=100, fanout=[5, 3])
+    places = {name: weft.Placement(sampler=name) for name in ("default", "reservoir", "paper")}
+    losses = {}
+    for name, placement in places.items():
+        result = weft.run(one, device="cuda", progress=False, placement=placement, out=tmp_path / name)
+        assert result.plan.places.sampler == name
+        losses[name] = result.history["loss"]
+    assert losses["paper"] == losses["reservoir"] != losses["default"]
+    longer = {"device": "cuda", "progress": False, "out": tmp_path / "paper", "extend": True}
+    with pytest.raises(weft.SpecError, match="drawn by sampler='paper', not 'default'"):
+        weft.run(one.with_values(epochs=4), **longer)
+    extended = weft.run(one.with_values(epochs=4), placement=places["paper"], **longer)
+    assert extended.history["loss"][:2] == losses["paper"]
+    with pytest.raises(weft.SpecError, match="sampler='paper' needs one fan-out from 1 to 1,024 per hop"):
+        weft.run(one.with_values(fanout=[-1, 3]), device="cuda", progress=False, placement=places["paper"])
 
 
 @pytest.mark.parametrize("model", ["gcn", "gin", "gat", "gatv2"])

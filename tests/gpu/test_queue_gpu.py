@@ -55,11 +55,15 @@ def test_ranks_share_the_gpu_and_go_on_after_one_of_them_is_killed(queue):
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
     [done] = queue.wait([task.id], 300.0)
-    assert done.state == "done", done.error
-    assert done.attempts in (2, 3)  # under MPS a process that is killed may break the GPU for the others
+    assert (done.state, done.attempts) == ("done", 2), done.error
     assert 0 < done.result["peak_bytes"] <= 1.15 * done.plan["bytes"]
+    loss = queue.history(task.id)["loss"]
+    over_ranks = weft.run(weft.Task(**settings), device="cuda:0", ranks=2, progress=False)
+    assert loss == pytest.approx(over_ranks.history["loss"], rel=1e-3)
     alone = weft.run(weft.Task(**settings), device="cuda:0", progress=False)
-    assert queue.history(task.id)["loss"] == pytest.approx(alone.history["loss"], rel=1e-3, abs=1e-4)
+    # Sums in another order: after 300 epochs losses differ by up to 0.0036.
+    assert loss[:20] == pytest.approx(alone.history["loss"][:20], rel=1e-3)
+    assert loss == pytest.approx(alone.history["loss"], rel=1e-2)
 
 
 def test_structures_on_one_graph_share_a_group_and_have_the_numbers_they_have_alone(queue):
@@ -146,31 +150,6 @@ def test_a_graph_is_kept_for_the_next_group(queue):
     queue.wait(names, 120.0)
     more = queue.submit({"epochs": 5, "seed": 2, "model": "sage", "layers": 2})
     assert [task.state for task in queue.wait(more, 120.0)] == ["done"]
-
-
-def test_a_worker_with_a_pool_trains_and_infers(tmp_path):
-    pooled = Queue(tmp_path, devices=("cuda:0",), budget=8 * GIB, pool=True, keep_graphs=GIB)
-    try:
-        names = pooled.submit(
-            *({"epochs": 5, "seed": seed, "model": model} for seed, model in ((1, "gcn"), (2, "gat")))
-        )
-        spec = {"kind": "inference", "infer": {"of": names[0], "nodes": "test", "latency_target": 5.0}}
-        task = {"task": pooled.db.get(names[0]).spec["task"], **spec}
-        asked = pooled.db.submit(Submission(task, after=(names[0],))).id
-        done = pooled.wait([*names, asked], 300.0)
-        assert [task.state for task in done] == ["done"] * 3, [task.error for task in done]
-        score = done[0].result["metrics"]["test_accuracy"]
-        assert abs(done[2].result["metrics"]["accuracy"] - score) < 1e-3
-        logs = [path.read_text() for path in pooled.options.runs.glob("*/log.txt")]
-        assert not any("beside it" in text for text in logs), logs
-        leak = {"model": f"{FAULTY}:LeaksSmallOnDevice", "graph": "demo", "epochs": 100_000}
-        bad = [task.id for task in pooled.db.submit_many([Submission({"task": leak})])]
-        good = pooled.submit({"seed": 4, "hidden": 4})
-        [failed], [after] = pooled.wait(bad, 300.0), pooled.wait(good, 300.0)
-        assert (failed.state, after.state) == ("failed", "done"), after.error
-        assert "out of memory" in failed.error  # what is not in the pool is under torch's cap
-    finally:
-        pooled.close()
 
 
 def test_a_start_that_was_made_ready_has_the_same_numbers(tmp_path):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import pytest
 import torch
 
 from tests.ops.sampling.chi_square import normal_score
 from tests.ops.sampling.graphs import assert_same_sample, many_stars, random_csr, shared_hubs
 from weft.batches import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, training_stages
+from weft.batches.sampler import torch_hops
 from weft.graph.graph import Graph
 from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.gather_rows import gather_rows_triton
-from weft.ops.sampling.paper_triton import (
-    PaperLaunch,
-    ThreadsLaunch,
-    sample_paper_triton,
-    sample_threads_triton,
-)
+from weft.ops.sampling.paper_cuda import ALWAYS, NEVER, ORDERS, PaperLaunch, launch_paper, sample_paper
 from weft.ops.sampling.reference import HopSample, make_clock, sample_reservoir_torch, sample_torch
-from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
-from weft.ops.sampling.sample_triton import sample_triton
+from weft.ops.sampling.reservoir_triton import AS_DGL, launch_reservoir, sample_reservoir_triton
+from weft.ops.sampling.sample_triton import CachedLists, sample_triton
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,20 +68,75 @@ def test_weighted_and_full():
 LAUNCHES = [
     (sample_reservoir_triton, {}),
     (sample_reservoir_triton, {"edges": True, "launch": AS_DGL}),
-    (sample_paper_triton, {}),
-    (sample_paper_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
-    (sample_threads_triton, {}),
-    (sample_threads_triton, {"launch": ThreadsLaunch(16, high_programs=40)}),
+    (sample_paper, {}),
+    (sample_paper, {"edges": True}),
+    *(
+        (sample_paper, {"launch": PaperLaunch(order, threshold, few, warps, rows)})
+        for order in ORDERS
+        for threshold, few, warps, rows in (
+            (ALWAYS, 10, 4, 4),
+            (16, 1 << 20, 8, 1),
+            (32, 10, 1, 32),
+            (NEVER, 600, 3, 5),
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize("fanout", [1, 15, 30])
-def test_reservoir_and_paper(fanout):
-    csr, there = arrays()
-    clock = make_clock(1, 2, 3)
-    expected = sample_reservoir_torch(*csr, SEEDS, fanout, clock)
+@cache
+def expected_reservoir(fanout: int) -> HopSample:
+    """By the reference, on the GPU: it takes one step per neighbour of the largest hub."""
+    there = (t.cuda() for t in random_csr(NODES, 60))
+    return on_cpu(sample_reservoir_torch(*there, SEEDS.cuda(), fanout, make_clock(1, 2, 3, "cuda"), 2))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("fanout", [1, 15, 30, 100])
+def test_reservoir_and_paper(fanout, dtype, pinned):
+    there, clock, expected = arrays(pinned, dtype)[1], make_clock(1, 2, 3), expected_reservoir(fanout)
     for sampler, options in LAUNCHES:
-        assert_same_sample(on_cpu(sampler(*there, SEEDS.cuda(), fanout, clock.cuda(), **options)), expected)
+        mine = sampler(*there, SEEDS.cuda(), fanout, clock.cuda(), 2, **options)
+        assert_same_sample(on_cpu(mine), expected)
+        assert mine.edges is None or torch.equal(mine.trimmed().edges.cpu(), expected.edges)
+
+
+@pytest.mark.parametrize("launch", [launch_paper, launch_reservoir])
+def test_rows_that_do_not_exist_and_lists_on_the_device(launch):
+    """Rows beyond the number on the device hold anything; neighbours of cached nodes are read from their lists."""
+    (indptr, indices), there = arrays()
+    held = torch.arange(0, NODES, 3)
+    counts = (indptr[held + 1] - indptr[held]).long()
+    place = torch.arange(int(counts.sum())) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    lists = indices[torch.repeat_interleave(indptr[held], counts) + place]
+    starts = torch.full((NODES,), -1, dtype=torch.int32)
+    starts[held] = (counts.cumsum(0) - counts).to(torch.int32)
+    cached = CachedLists(lists.cuda() + NODES, starts.cuda(), torch.zeros(2, dtype=torch.int64, device="cuda"))
+    rows, clock = SEEDS.cuda(), make_clock(4, 5, 6)
+    rows[2000:] = 2**31 - 1
+    exist = torch.tensor([2000], dtype=torch.int32, device="cuda")
+    mine = on_cpu(launch(*there, rows, exist, 7, clock.cuda(), 1, cached=cached))
+    plain = sample_reservoir_torch(indptr, indices, SEEDS[:2000], 7, clock, 1)
+    here = torch.isin(SEEDS[:2000].long(), held)
+    assert torch.equal(mine.indptr[:2001], plain.indptr)
+    assert torch.equal(mine.sources, plain.sources + NODES * here.repeat_interleave(plain.indptr.diff().long()))
+    assert cached.read.tolist() == [2000, int(here.sum())]
+
+
+def test_a_pick_is_as_likely_as_any_other_set():
+    """All 20 sets of 3 of 6 neighbours, each as often as the others."""
+    nodes = 100_000
+    csr = tuple(t.cuda() for t in many_stars(6, nodes))
+    seeds = torch.arange(nodes, dtype=torch.int32, device="cuda")
+    for launch in (PaperLaunch(), PaperLaunch("classes", ALWAYS), PaperLaunch("given", NEVER)):
+        counts = torch.zeros(64)
+        for batch in range(4):
+            sample = sample_paper(*csr, seeds, 3, make_clock(9, 0, batch, "cuda"), launch=launch)
+            sets = (1 << sample.trimmed().sources.reshape(nodes, 3)).sum(1)
+            counts += torch.bincount(sets, minlength=64).cpu()
+        drawn = counts[counts > 0].double()
+        assert drawn.numel() == 20
+        assert abs(normal_score(drawn, torch.full_like(drawn, 4 * nodes / 20))) < 4.5
 
 
 KERNELS = [sample_triton, *dict.fromkeys(sampler for sampler, _ in LAUNCHES)]
@@ -119,15 +172,18 @@ def test_picks_fall_evenly_over_hubs(sampler, fanout):
         assert_same_sample(sample, sample_torch(*csr, fanout, clock))
 
 
-def test_almost_all_neighbours_on_a_gpu():
+@pytest.mark.parametrize(
+    ("sampler", "reference"), [(sample_triton, sample_torch), (sample_paper, sample_reservoir_torch)]
+)
+def test_almost_all_neighbours_on_a_gpu(sampler, reference):
     """k = degree - 1 at the largest fan-out of the kernel."""
     csr = shared_hubs(1025, 2000)
     clock = make_clock(6, 0, 0)
-    sample = on_cpu(sample_triton(*(t.cuda() for t in csr), 1024, clock.cuda()))
+    sample = on_cpu(sampler(*(t.cuda() for t in csr), 1024, clock.cuda()))
     left = 1025 * 1024 // 2 - sample.sources.long().reshape(2000, 1024).sum(1)
     counts = torch.bincount(left * 25 // 1025, minlength=25).double()
     assert abs(normal_score(counts, torch.full_like(counts, 80.0))) < 4.5
-    assert_same_sample(sample, sample_torch(*csr, 1024, clock))
+    assert_same_sample(sample, reference(*csr, 1024, clock))
 
 
 def check_hops(hops, sampler: CpuSampler, seeds, clock) -> None:
@@ -153,6 +209,33 @@ def test_three_hops_with_compaction_launched_and_replayed():
         seeds.copy_(SEEDS[100 * batch : 100 * batch + 100])
         graph.replay()
         check_hops(hops, sampler, SEEDS[100 * batch : 100 * batch + 100], clock.cpu())
+    assert bool((compactor.table == EMPTY).all())
+
+
+@pytest.mark.parametrize("sample_hop", [launch_paper, launch_reservoir])
+def test_three_hops_of_the_paper_s_sampler_launched_and_replayed(sample_hop):
+    there = arrays()[1]
+    compactor, seeds, clock = Compactor(NODES, torch.device("cuda")), SEEDS[:100].cuda(), make_clock(0, 0, 0, "cuda")
+    sample = partial(sample_hops_triton, *there, seeds, FANOUTS, clock, compactor, sample_hop=sample_hop)
+
+    def check(hops, batch: int) -> None:
+        some, number = SEEDS[100 * batch : 100 * batch + 100].cuda(), make_clock(0, 0, batch, "cuda")
+        wanted = torch_hops(partial(sample_reservoir_torch, *there), some, FANOUTS, number, "all")
+        for hop, plain in zip(hops, wanted, strict=True):
+            rows, edges = int(hop.num_rows), int(hop.indptr[-1])
+            assert torch.equal(hop.nodes[: int(hop.num_nodes)], plain.nodes)
+            assert torch.equal(hop.indptr[: rows + 1], plain.indptr)
+            assert torch.equal(hop.indices[:edges], plain.indices)
+
+    check(sample(), 0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hops = sample()
+    for batch in (1, 2):
+        clock.copy_(make_clock(0, 0, batch))
+        seeds.copy_(SEEDS[100 * batch : 100 * batch + 100])
+        graph.replay()
+        check(hops, batch)
     assert bool((compactor.table == EMPTY).all())
 
 
@@ -202,6 +285,7 @@ def test_pipeline_equals_the_cpu(depth, place):
 KINDS = [
     {}, {"replace": True}, {"direction": "out"}, {"subgraph": True}, {"subgraph": True, "direction": "out"},
     {"fanouts": [-1, 3]}, {"weight": True}, {"weight": True, "direction": "out", "subgraph": True},
+    *({"backend": name, **more} for name in ("paper", "reservoir") for more in ({}, {"subgraph": True})),
 ]  # fmt: skip
 
 

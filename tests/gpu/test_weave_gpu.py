@@ -140,7 +140,7 @@ def tasks() -> list[Task]:
     ]
 
 
-def run_of(join: str, replay: bool) -> GroupRun:
+def run_of(join: str, replay: bool, push: bool = False) -> GroupRun:
     given = tasks()
     plan = Plan(
         members=tuple(task.label for task in given),
@@ -149,12 +149,13 @@ def run_of(join: str, replay: bool) -> GroupRun:
         replay=replay,
         stacks=tuple((place,) for place in range(len(given))),
     )
-    return GroupRun(given, tiny_graph(), plan, torch.device("cuda"), Weaver())
+    return GroupRun(given, tiny_graph(), plan, torch.device("cuda"), Weaver(push))
 
 
+@pytest.mark.parametrize("push", [False, True])
 @pytest.mark.parametrize("replay", [False, True])
-def test_a_woven_group_trains_as_its_stacks_do_apart(replay):
-    mine, theirs = run_of("woven", replay), run_of("stacked", replay)
+def test_a_woven_group_trains_as_its_stacks_do_apart(replay, push):
+    mine, theirs = run_of("woven+push" if push else "woven", replay, push), run_of("stacked", replay)
     mine.advance(EPOCHS)
     theirs.advance(EPOCHS)
     assert mine.merged is not None, mine.notes
@@ -162,9 +163,8 @@ def test_a_woven_group_trains_as_its_stacks_do_apart(replay):
     assert len(mine.merged.woven.fused) >= 5
     for one, other in zip(mine.stacks, theirs.stacks, strict=True):
         for name, tensor in one.state.tensors().items():
-            torch.testing.assert_close(
-                tensor, other.state.tensors()[name], rtol=1e-5, atol=1e-6, equal_nan=True, msg=name
-            )
+            near = {"rtol": 1e-3, "atol": 1e-4} if push else {"rtol": 1e-5, "atol": 1e-6}  # pushed rows have no order
+            torch.testing.assert_close(tensor, other.state.tensors()[name], **near, equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("side_streams", [0, 1, 4])

@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_not_tried():
 def test_the_space_is_checked(values):
     with pytest.raises(SpecError, match="from 1 to"):
         KernelConfig(**values)
-    with pytest.raises(SpecError, match="must be one of pieces, tiles, fetched"):
+    with pytest.raises(SpecError, match="must be one of staged, tiles, interleaved, fetched"):
         KernelConfig(way="else")
 
 

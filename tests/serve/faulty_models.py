@@ -40,6 +40,14 @@ class Plain(nn.Module):
         return y
 
 
+class Slow(Plain):
+    """Takes longer than predicted."""
+
+    def go_wrong(self, y):
+        time.sleep(0.08)
+        return y
+
+
 class CountsFrozen(Plain):
     """Says how many objects Python's garbage collections leave out."""
 

@@ -57,6 +57,13 @@ class Queue:
 
     def train_together(self, *settings, options=None, seconds: float = 90.0) -> list[str]:
         """Queue tasks, each as a submission of its own, that all become ready at one time; their ids, once done."""
+        names = self.start_together(*settings, options=options, seconds=seconds)
+        done = self.wait(names, seconds)
+        assert [task.state for task in done] == ["done"] * len(names), [task.error for task in done]
+        return names
+
+    def start_together(self, *settings, options=None, seconds: float = 90.0) -> list[str]:
+        """The same, without waiting for them."""
         [gate] = self.submit({"epochs": 1, "hidden": 4, "seed": time.time_ns()})
         self.db.pause(gate)
         specs = [{"task": one, **({"options": options} if options else {})} for one in settings]
@@ -65,8 +72,6 @@ class Queue:
         self.until(lambda: all(self.db.get(name).state == "planned" for name in names), seconds)
         self.db.resume(gate)
         self.supervisor.wake()
-        done = self.wait(names, seconds)
-        assert [task.state for task in done] == ["done"] * len(names), [task.error for task in done]
         return names
 
     def group_of(self, name: str):
@@ -116,14 +121,15 @@ class Queue:
 
 def history_of(work) -> dict[str, dict]:
     """The numbers of ``weft.run``, by the names of the tasks."""
-    with _one_thread():
+    with one_thread():
         found = weft.run(work, device="cpu", progress=False)
     results = [found] if isinstance(work, Task) else list(found)
     return {one.name: one.history for one in results}
 
 
 @contextmanager
-def _one_thread():
+def one_thread():
+    """As many threads as the workers of the tests have."""
     import torch
 
     before = torch.get_num_threads()

@@ -61,6 +61,53 @@ def test_it_draws_the_queue(server, width):
     assert "<b>long</b>" not in text
     assert "waits for a free worker" in text
     assert text.count("<tr class") == 6
+    assert 'data-sweep="s-1"' in text
+    assert "4 tasks" in text
     assert ">cancel</button>" in text
     assert "×4" in text  # four tasks joined, in the Gantt chart
     assert "memory over time" in text
+    assert "held by their workers, measured" in text
+    assert "set aside for running groups, predicted" in text
+    assert "kept by idle workers" in text
+    assert "use over time" in text
+    assert "running-score" in text  # of the task that trains
+
+
+def rows_of(text: str) -> list[str]:
+    """The tasks in the order of the table, by what their settings vary."""
+    return re.findall(r"lr=[0-9.]+ seed=[0-9]", text[text.index('id="tasks"') :])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_it_sorts_by_score_and_searches(server):
+    tasks = weft.Client(server.url).tasks("done")
+    ranked = [task["name"] for task in sorted(tasks, key=lambda task: -task["score"])]
+    scores = {task["name"]: task["score"] for task in tasks}
+    shown = rows_of(chromium(server.url + "/#sort=score&state=done", "--window-size=1280,1400", "--dump-dom"))
+    assert shown[0] == ranked[0] or scores[shown[0]] == scores[ranked[0]]  # the best, in the row of the sweep
+    assert [scores[name] for name in shown[1:]] == [scores[name] for name in ranked]
+    text = chromium(server.url + "/#search=0.02+seed%3D1", "--window-size=1280,1400", "--dump-dom")
+    assert set(rows_of(text)) == {"lr=0.02 seed=1"}
+    text = chromium(server.url + "/#user=ben", "--window-size=1280,1400", "--dump-dom")
+    assert text.count("<tr class") == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_shows_one_task_and_lays_curves_over_each_other(server, width):
+    task = weft.Client(server.url).tasks("done")[0]
+    text = chromium(f"{server.url}/#task={task['id']}", f"--window-size={width},1400", "--dump-dom")
+    details = text[text.index('id="details"') : text.index('id="search"')]
+    for words in (
+        "Settings",
+        "hidden",
+        "its group:",
+        "too short to share",  # a reason of its plan
+        ">report</button>",
+        ">weights</button>",
+        ">log</button>",
+    ):
+        assert words in details
+    text = chromium(f"{server.url}/#curves=s-1", f"--window-size={width},1400", "--dump-dom")
+    curve = text[text.index('id="curve"') : text.index('id="details"')]
+    assert curve.count("<title>lr=") == 8  # four tasks, loss and score

@@ -73,7 +73,7 @@ def test_a_fused_group_has_what_its_dry_run_finds(group, machine):
     tasks, estimator = tasks_of(given, widths), estimator_of(machine)
     assert len({join_key(task) for task in tasks}) == 1
     known = estimator.machine
-    plan = plan_as_one_group(tasks, estimator.stats(tasks[0]), known.device, machine=known, weave=False)
+    plan = plan_as_one_group(tasks, estimator.stats(tasks[0]), known.device, machine=known)
     needed = estimator.together(tasks, plan).cost.total_bytes
     for estimate in (predicted, bounded):
         aside = set_aside(tasks, estimator, estimate)

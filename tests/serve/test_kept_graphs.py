@@ -20,13 +20,13 @@ def test_one_thread_fetches_all_graphs(tmp_path, monkeypatch):
     """A thread that ends takes what CUDA keeps of it along, beside whatever the main thread does."""
     kept, threads = KeptGraphs("cpu", 8 * MIB), []
     prepared = PreparedStarts(kept)
-    make = kept_graphs.Graphs.for_store
+    make = kept_graphs.Graphs.bring
     monkeypatch.setattr(
-        kept_graphs.Graphs, "for_store", lambda *given: threads.append(threading.current_thread()) or make(*given)
+        kept_graphs.Graphs, "bring", lambda *given: threads.append(threading.current_thread()) or make(*given)
     )
     for name in ("a", "b"):
         citation(60, 240, 6, 3, seed=1).save(tmp_path / name)
-        prepared.fetch({"graph": str(tmp_path / name), "weights": None, "tasks": (), "folders": ()})
+        prepared.fetch({"graph": str(tmp_path / name), "tasks": (), "folders": ()})
         until = time.monotonic() + 10
         while not kept.store.holds(str(tmp_path / name)):
             assert time.monotonic() < until
@@ -55,7 +55,7 @@ def test_what_an_error_holds_is_let_go_before_the_next_capture(tmp_path, monkeyp
         raise RuntimeError("the device does not answer")
 
     monkeypatch.setattr(cuda_graph, "_ONE_AT_A_TIME", Watched())
-    monkeypatch.setattr(kept_graphs.Graphs, "for_store", fails)
+    monkeypatch.setattr(kept_graphs.Graphs, "bring", fails)
     kept = KeptGraphs("cpu", 8 * MIB)
     kept.fetch(str(tmp_path / "a"))
     assert held

@@ -35,11 +35,19 @@ TASKS = st.fixed_dictionaries(
     {"graph": st.just("demo") | PLAIN},
     optional={name: PLAIN for name in SETTINGS if name != "graph"} | {"model": st.sampled_from(["gcn", "os:system"])},
 )
-BODIES = PLAIN | st.fixed_dictionaries(
-    {"task": TASKS},
-    optional=dict.fromkeys(
-        ("key", "priority", "after", "budget", "deadline", "time_limit", "max_attempts", "user"), PLAIN
-    ),
+SWEEPS = st.fixed_dictionaries(
+    {"tasks": st.lists(TASKS, max_size=3)},
+    optional={"sweep": PLAIN | st.fixed_dictionaries({"name": PLAIN}), "key": PLAIN},
+)
+BODIES = (
+    PLAIN
+    | SWEEPS
+    | st.fixed_dictionaries(
+        {"task": TASKS},
+        optional=dict.fromkeys(
+            ("key", "priority", "after", "budget", "deadline", "time_limit", "max_attempts", "user"), PLAIN
+        ),
+    )
 )
 INFER = st.fixed_dictionaries({}, optional=dict.fromkeys(("of", "weights", "nodes", "graph", "latency_target"), PLAIN))
 INFERENCES = st.fixed_dictionaries({"infer": PLAIN | INFER}, optional={"task": TASKS, "tasks": PLAIN, "key": PLAIN})
@@ -88,15 +96,27 @@ def test_any_task_name(client, name, what):
 
 
 @FEW
-@given(name=TEXT, what=st.sampled_from(["cancel", "pause", "resume"]))
-def test_any_change(client, name, what):
-    assert 400 <= client.post(f"/api/tasks/{quote(name, safe='')}/{what}").status_code < 500
+@given(kind=st.sampled_from(["tasks", "sweeps"]), name=TEXT, what=st.sampled_from(["cancel", "pause", "resume"]))
+def test_any_change(client, kind, name, what):
+    assert 400 <= client.post(f"/api/{kind}/{quote(name, safe='')}/{what}").status_code < 500
 
 
 @FEW
-@given(state=TEXT, user=TEXT, limit=st.integers() | TEXT, beyond=st.integers() | TEXT)
-def test_any_query(client, state, user, limit, beyond):
-    asked = {"state": state, "user": user, "limit": limit, "beyond": beyond}
+@given(name=TEXT, what=st.sampled_from(["", "/report"]))
+def test_any_sweep_name(client, name, what):
+    assert client.get(f"/api/sweeps/{quote(name, safe='')}{what}").status_code < 500
+
+
+@FEW
+@given(user=TEXT, limit=st.integers() | TEXT, beyond=st.integers() | TEXT)
+def test_any_query_of_sweeps(client, user, limit, beyond):
+    assert client.get("/api/sweeps", params={"user": user, "limit": limit, "beyond": beyond}).status_code < 500
+
+
+@FEW
+@given(state=TEXT, user=TEXT, sweep=TEXT, limit=st.integers() | TEXT, beyond=st.integers() | TEXT)
+def test_any_query(client, state, user, sweep, limit, beyond):
+    asked = {"state": state, "user": user, "sweep": sweep, "limit": limit, "beyond": beyond}
     assert client.get("/api/tasks", params=asked).status_code < 500
 
 

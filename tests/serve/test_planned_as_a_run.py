@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -104,7 +106,7 @@ def test_two_structures_on_a_graph_share_a_group_and_have_their_own_numbers(tmp_
     """Woven as asked, on a CPU: there stacks of different structure share a group by no other way."""
     settings = [{**TASK, "layers": layers, "hidden": 8, "seed": layers} for layers in (2, 3)]
     with opened(tmp_path) as queue:
-        names = queue.train_together(*settings, {**settings[0], "seed": 9}, options={"weave": True})
+        names = queue.train_together(*settings, {**settings[0], "seed": 9}, options={"weave": "merged"})
         assert set(queue.group_of(names[0]).members) == set(names)
         result = json.loads((queue.options.runs / queue.db.get(names[0]).result["folder"] / "result.json").read_text())
         assert result["plan"]["join"] == "woven"
@@ -117,23 +119,43 @@ def test_structures_that_are_too_different_are_trained_one_after_another(tmp_pat
     """Weaving asks for similar steps, in a queue as in a run."""
     settings = [{**TASK, "model": "gcn", "layers": 2}, {**TASK, "model": "gat", "layers": 8, "hidden": 64, "epochs": 2}]
     tasks = [weft.Task(**one, name=str(place)) for place, one in enumerate(settings)]
-    report = weft.plan(tasks, machine="cpu", options=RunOptions(weave=True))
+    report = weft.plan(tasks, machine="cpu", options=RunOptions(weave="merged"))
     assert len(report.groups) == 2
     with opened(tmp_path) as queue:
-        names = queue.train_together(*settings, options={"weave": True})
+        names = queue.train_together(*settings, options={"weave": "merged"})
         assert [len(queue.group_of(name).members) for name in names] == [1, 1]
 
 
 def test_sampled_tasks_with_one_sampling_share_batches_across_submissions(tmp_path):
     settings = [{**SAMPLED, "seed": seed} for seed in range(3)]
     with opened(tmp_path) as queue:
+        settings.append({**SAMPLED, "model": "gcn"})  # another structure
         names = queue.train_together(*settings, {**SAMPLED, "batch": 32})
-        assert set(queue.group_of(names[0]).members) == set(names[:3])
-        assert queue.group_of(names[3]).members == (names[3],)
+        assert set(queue.group_of(names[0]).members) == set(names[:4])
+        assert queue.group_of(names[4]).members == (names[4],)
         together = weft.run([weft.Task(**one, name=name) for name, one in zip(names, settings, strict=False)],
                             device="cpu", progress=False)  # fmt: skip
         for result in together:
             assert same(queue.history(result.name), result.history)
+
+
+@pytest.mark.long
+def test_members_of_several_structures_go_on_after_their_worker_was_killed(tmp_path):
+    settings = [
+        {**SAMPLED, "epochs": 1500, "dropout": 0.0},
+        {**SAMPLED, "epochs": 1500, "dropout": 0.0, "model": "gcn"},
+    ]
+    with opened(tmp_path) as queue:
+        names = queue.start_together(*settings)
+        queue.until(lambda: queue.epoch(names[1]) > 0)
+        os.kill(queue.worker_pid(), signal.SIGKILL)
+        done = queue.wait(names)
+        assert [(task.state, task.attempts) for task in done] == [("done", 2)] * 2, [task.error for task in done]
+        queue.until(lambda: not queue.db.groups("running"))
+        assert set(names) in [set(group.members) for group in queue.db.groups("dissolved")]
+        for name, one in zip(names, settings, strict=True):
+            alone = weft.run(weft.Task(**one), device="cpu", progress=False)
+            assert queue.history(name)["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-3)
 
 
 def test_a_server_may_train_every_task_by_itself(tmp_path):

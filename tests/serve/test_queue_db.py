@@ -374,6 +374,8 @@ def test_a_file_of_an_older_format_is_migrated(tmp_path, attempts, more, number)
         assert done.error is None
         assert queue.groups() == []
         assert queue.shares() == []
+        assert queue.sweeps(None, 10, 0) == []
+        assert queue.submit(Submission({"model": "gcn"}, sweep={"name": "new"})).sweep == "new-1"
         assert problems(queue) == []
 
 
@@ -431,3 +433,49 @@ def test_a_long_log_ends_with_what_came_last(tmp_path):
         db.cancel(task)
         assert [event.data["epoch"] for event in db.last_events(task, ("progress",), 5)] == [25, 26, 27, 28, 29]
         assert [event.kind for event in db.last_events(task, ("note", "cancelled"), 5)] == ["note", "cancelled"]
+
+
+def test_sweeps_have_names_with_numbers(queue):
+    def name(given):
+        return queue.submit_many([Submission({"lr": lr}, sweep={"name": given}) for lr in (1, 2)])[1].sweep
+
+    names = ["rates", "rates", "rates-1", "../x y", None, "\u00e4", "a" * 300]
+    assert [name(given) for given in names] == [
+        "rates-1",
+        "rates-2",
+        "rates-1-1",
+        "x_y-1",
+        "sweep-1",
+        "sweep-2",
+        f"{'a' * 80}-1",
+    ]
+    assert [sweep["name"] for sweep in queue.sweeps(None, 2, 2)] == ["rates-1-1", "x_y-1"]
+    assert queue.sweeps(name="rates") == []
+
+
+def test_a_sweep_is_changed_in_one_transaction(queue):
+    first, second, third = queue.submit_many([Submission({"lr": lr}, sweep={"name": "s"}) for lr in (1, 2, 3)])
+    later = queue.submit(Submission({"model": "gcn"}, after=(third.id,)))
+    queue.plan(first.id, {"join": "solo"})
+    queue.claim("w", 60.0)
+    queue.cancel(second.id)
+    assert queue.change_sweep("s-1", "pause", "anna") == [first.id, third.id]
+    assert queue.get(first.id).max_attempts == 4  # a pause is no failed attempt
+    assert queue.get(third.id).max_attempts == 3
+    assert queue.change_sweep("s-1", "resume", "anna") == [first.id, third.id]
+    assert queue.change_sweep("s-1", "cancel", "anna") == [first.id, third.id]
+    assert queue.sweeps(name="s-1")[0]["counts"] == {"cancelled": 3}
+    assert "which was cancelled" in queue.get(later.id).error
+    assert [event.data for event in queue.events(task=first.id)][-3:] == [{"by": "anna"}] * 3
+
+
+def test_a_sweep_is_deleted_with_its_last_task(queue, clock):
+    tasks = queue.submit_many([Submission({"lr": lr}, sweep={"name": "s"}) for lr in (1, 2)])
+    queue.cancel(tasks[0].id)
+    clock.now += 100
+    delete_ended(queue, clock.now - 50)
+    assert queue.sweeps(name="s-1")[0]["counts"] == {"queued": 1}
+    queue.cancel(tasks[1].id)
+    clock.now += 100
+    delete_ended(queue, clock.now - 50)
+    assert queue.sweeps(None, 10, 0) == []

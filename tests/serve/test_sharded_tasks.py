@@ -17,6 +17,7 @@ from weft.serve.processes import children
 from weft.serve.queue_db import ENDED, Submission
 
 LONG = {"epochs": 300, "model": "sage"}
+SAMPLED = {"model": "sage", "mode": "sampled", "batch": 64, "fanout": [4, 4], "epochs": 4, "dropout": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +77,14 @@ def wait_for_checkpoint(queue, name) -> tuple[int, list[int]]:
     return worker, rank_pids(worker)
 
 
-def test_a_task_over_two_ranks_has_the_numbers_of_a_run(queue):
-    name = submit(queue, {"model": "gcn"})
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["full", "sampled"])
+def test_a_task_over_two_ranks_has_the_numbers_of_a_run(queue, settings):
+    name = submit(queue, settings)
     [done] = queue.wait([name])
     assert (done.state, done.attempts) == ("done", 1), done.error
-    task = weft.Task(**TASK)
+    task = weft.Task(**{**TASK, **settings})
     assert same(queue.history(name), over_ranks(task))
-    one_rank = history_of(task)["gcn"]
+    one_rank = history_of(task)[task.label]
     assert queue.history(name)["loss"] == pytest.approx(one_rank["loss"], rel=2e-4, abs=2e-5)
     [group] = [one for one in queue.db.groups() if name in one.members]
     assert "2 ranks on cpu" in group.why

@@ -17,7 +17,7 @@ from weft.serve.submissions import BadRequestError, Registry, read_submissions
 
 QUEUED = [row.name for row in options_of("queue")]
 NOT_QUEUED = {"device": "cpu", "batches": [1], "hardware": None}
-TWO = [{**TASK, "seed": 0}, {**TASK, "seed": 1}]
+TWO = [{**TASK, "layers": 2}, {**TASK, "layers": 3}]
 
 
 def another_value(row):
@@ -26,7 +26,7 @@ def another_value(row):
     if rule.choices:
         return next(choice for choice in reversed(rule.choices) if choice != row.default)
     if rule.parse is not None:
-        return "3MiB" if rule.parse is parse_bytes else 0.5
+        return "3MiB" if rule.parse is parse_bytes else "merged" if row.name == "weave" else 0.5
     return {bool: True, int: 2, float: 7.5}[rule.kind]
 
 
@@ -35,7 +35,7 @@ VALUES = {row.name: another_value(row) for row in options_of("queue")}
 
 def with_needed(name):
     """The option, and what it does not go without."""
-    return {name: VALUES[name]} | ({"ranks": 2} if name in ("order", "peers") else {})
+    return {name: VALUES[name]} | ({"ranks": 2} if name in ("order", "peers", "sharded") else {})
 
 
 def submitted(**options):
@@ -80,7 +80,7 @@ def test_the_shell_takes_an_option(name, tmp_path, monkeypatch):
     client = Recorded("http://127.0.0.1:9")
     monkeypatch.setattr(remote, "_client", lambda *_: client)
     spec = tmp_path / "two.toml"
-    spec.write_text('graph = "demo"\nmodel = "gcn"\nseed = [0, 1]\n')
+    spec.write_text('graph = "demo"\n[model]\nlayers = [2, 3]\n')
     words = []
     for key, value in with_needed(name).items():
         words += [f"--{key}"] if value is True else [f"--{key.replace('_', '-')}", str(value)]
@@ -111,14 +111,14 @@ def test_objects_are_refused_in_favour_of_names():
     client = Recorded("http://127.0.0.1:9")
     with pytest.raises(weft.SpecError, match=r"prune=.* is an object, which cannot be sent; give a name"):
         client.submit([weft.Task(**one) for one in TWO], options=RunOptions(prune=weft.MedianPruner()))
-    with pytest.raises(weft.SpecError, match=r"submit takes no weave=True by itself; give options=RunOptions"):
-        client.submit(weft.Task(**TASK), weave=True)
+    with pytest.raises(weft.SpecError, match=r"submit takes no compile=True by itself; give options=RunOptions"):
+        client.submit(weft.Task(**TASK), compile=True)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"order": "bfs"}, {"prune": "median"}, {"ranks": 2, "weave": True}, {"cache": "1MiB", "features": "host"},
-     {"budget": "lots"}, {"weave": "yes"}],
+    [{"order": "bfs"}, {"prune": "median"}, {"ranks": 2, "weave": "merged"}, {"cache": "1MiB", "features": "host"},
+     {"budget": "lots"}, {"weave": "maybe"}],
     ids=lambda options: "+".join(options),
 )  # fmt: skip
 def test_a_queue_refuses_with_the_sentence_of_a_run(options):
@@ -131,8 +131,8 @@ def test_a_queue_refuses_with_the_sentence_of_a_run(options):
 
 
 def test_options_are_for_trainings():
-    with pytest.raises(BadRequestError, match="weave=True is for trainings"):
-        read_submissions({"task": TASK, "infer": {"weights": "w.safetensors"}, "weave": True}, AnyFile(), "me", str)
+    with pytest.raises(BadRequestError, match="compile=True is for trainings"):
+        read_submissions({"task": TASK, "infer": {"weights": "w.safetensors"}, "compile": True}, AnyFile(), "me", str)
 
 
 class AnyFile(Registry):

@@ -44,7 +44,7 @@ def woven_depths(layers: tuple[int, ...]) -> tuple[Woven, GroupRun]:
         Task(graph=graph, model="gcn", layers=depth, hidden=64, epochs=4, seed=seed, name=f"{seed}")
         for seed, depth in enumerate(layers)
     ]
-    plan = plan_as_one_group(tasks, graph.stats(), "cuda")
+    plan = plan_as_one_group(tasks, graph.stats(), "cuda", weave="merged")
     with meta_means_gpu(), watched_launches(lambda *_: None):
         run = GroupRun(tasks, meta_graph(graph), plan, META, Weaver())
         for stack in run.stacks:

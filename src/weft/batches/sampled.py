@@ -188,10 +188,18 @@ class Sampled:
         adj, plain = graph.adj, is_plain(self._fanouts)
         simple = plain and not request.subgraph and not self._apart
         away = self._device.type == "cuda" and adj.device.type == "cpu" and not (simple and adj.indices.is_pinned())
+        backend = "default" if placement is None else placement.sampler
+        if backend != "default" and (self._apart or not plain):
+            raise SpecError(f"sampler={backend!r} needs one fan-out from 1 to 1,024 per hop; use sampler='default'")
+        if backend != "default" and (away or self._device.type != "cuda"):
+            raise SpecError(
+                f"sampler={backend!r} runs on a GPU that reaches the edges; use topology='gpu', or sampler='default'"
+            )
         make_sampler = partial(
             NeighbourSampler,
             graph,
             self._fanouts,
+            backend="auto" if backend == "default" else backend,
             seed=sampling.seed,
             subgraph=request.subgraph,
             degrees="sampled" if request.subgraph or self._apart else "full",

@@ -27,7 +27,8 @@ from weft.ops.random_bits import signed64, splitmix
 from weft.ops.sampling.compact_triton import Compactor, DeviceHop, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.gather_rows import gather_rows_triton
-from weft.ops.sampling.paper_triton import sample_paper_triton, sample_threads_triton
+from weft.ops.sampling.paper_cuda import kernels as paper_kernels
+from weft.ops.sampling.paper_cuda import launch_paper, sample_paper
 from weft.ops.sampling.reference import (
     FULL,
     HopSample,
@@ -38,8 +39,8 @@ from weft.ops.sampling.reference import (
     sample_reservoir_torch,
 )
 from weft.ops.sampling.relations import RelationFanouts, RelationRows, picks_at_most, sample_relations_torch
-from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, sample_triton
+from weft.ops.sampling.reservoir_triton import launch_reservoir, sample_reservoir_triton
+from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, launch_sample, sample_triton
 
 # ---- The hops of a batch behind one interface: compiled on the CPU, Triton on the GPU, or any sampler of one hop.
 #
@@ -91,7 +92,7 @@ def torch_hops(
     clock: Tensor,
     expand: str,
 ) -> list[Hop]:
-    """Any sampler of one hop with relabelling in torch: the reference, and the kernels kept for comparison."""
+    """Any sampler of one hop with relabelling in torch."""
     nodes, first, hops = seeds, 0, []
     for number, fanout in enumerate(fanouts):
         sample = sample_hop(nodes[first:], fanout, clock, number).trimmed()
@@ -124,7 +125,7 @@ class TritonHops:
         return trimmed
 
 
-COMPARED = ("paper", "paper-threads", "reservoir")  # other samples of the same distribution
+COMPARED = ("paper", "reservoir")  # other samples of the same distribution
 BACKENDS = ("auto", "cpu", "gpu", *COMPARED)
 DIRECTIONS = ("in", "out")
 DEGREES = ("sampled", "full")
@@ -140,9 +141,8 @@ class NeighbourSampler:
     draws with replacement; ``weight [E]`` (in the graph's CSR order) draws without replacement with these odds.
     ``direction="in"`` follows edges to their sources, "out" to their destinations.
 
-    ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "paper" (TurboGNN),
-    "paper-threads" (the same with the work divided otherwise) and "reservoir" are kept for comparison and draw other
-    samples of the same distribution.
+    ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "reservoir" and
+    "paper" (TurboGNN's, in CUDA C++) draw other samples of the same distribution, both the same.
 
     ``degrees`` selects GCN's normalisation: "sampled" (default, as PyG on a ``NeighborLoader`` batch) or "full"; see
     :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``, and with
@@ -185,8 +185,11 @@ class NeighbourSampler:
             raise InputError("degrees='full' weights the edges of one fan-out per hop; use degrees='sampled'")
         if weight is not None and weight.numel() != graph.num_edges:
             raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
-        if backend in COMPARED and not uniform:
-            raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
+        if backend in COMPARED and not (uniform and is_plain(fanouts)):
+            raise InputError(
+                f"backend={backend!r} samples uniformly without replacement, with fan-outs from 1 to {LARGEST_FANOUT}; "
+                "use 'auto' for other kinds"
+            )
         if edge_attr and (graph.edge_attr is None or not subgraph):
             raise InputError("edge_attr=True needs a graph whose edges have features, and subgraph=True")
         self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
@@ -208,6 +211,8 @@ class NeighbourSampler:
         self._offsets = self.adj.indptr.to(self.device)  # read twice per row: worth 4 or 8 bytes per node there
         away = cached is not None and cached.numel() > 0 and self.adj.device != self.device
         self.cached = cached_lists(self.adj, cached, self.device) if away else None
+        if backend == "paper" and on_gpu:  # compiled here: not while a step is captured, and refused before the first
+            paper_kernels(self._offsets, self.device)
         self._idle: dict[int, list[HopSampler]] = {}
         self._lock = threading.Lock()
 
@@ -300,16 +305,17 @@ class NeighbourSampler:
         if self.backend == "cpu":
             options = {"replace": self.replace, "weight": self._weight, "threads": self.threads}
             return partial(cpu_hops, CpuSampler(indptr, indices, **options))
-        if self.backend in COMPARED:  # the kernel of that name, or its reference where there is no GPU
-            kernels = (sample_paper_triton, sample_threads_triton, sample_reservoir_triton)
-            kernel = kernels[COMPARED.index(self.backend)] if self.device.type == "cuda" else sample_reservoir_torch
-            return partial(torch_hops, partial(kernel, indptr, indices))
+        if self.backend in COMPARED and self.device.type != "cuda":
+            return partial(torch_hops, partial(sample_reservoir_torch, indptr, indices))
+        launches = {"paper": (launch_paper, sample_paper), "reservoir": (launch_reservoir, sample_reservoir_triton)}
+        kinds = {} if self.backend in COMPARED else {"replace": self.replace}
+        padded, kernel = (partial(one, **kinds) for one in launches.get(self.backend, (launch_sample, sample_triton)))
         if self._weight is None and fits:
             edges = self._edge_weight is not None or self._relation is not None
-            options = {"replace": self.replace, "edges": edges, "cached": self.cached}
+            options = {"edges": edges, "cached": self.cached, "sample_hop": padded}
             return TritonHops(self._offsets, indices, self.device, **options)
-        kernel = partial(sample_triton, indptr, indices, replace=self.replace, weight=self._weight, edges=True)
-        return partial(torch_hops, kernel)
+        weighted = {} if self._weight is None else {"weight": self._weight}
+        return partial(torch_hops, partial(kernel, indptr, indices, edges=True, **weighted))
 
     def _per_edge(self, hop: Hop) -> dict[str, Tensor | None]:
         edges = hop.edges if hop.edges is None else self._in_matrix(hop.edges)

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli import remote
 from weft.cli.data import app as data
 from weft.cli.machine import cache, probe, warm
 from weft.cli.plan import plan
 from weft.cli.predict import predict
 from weft.cli.queue import app as queue
-from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
 from weft.cli.run import run
 from weft.cli.runs import compare, ls
 from weft.cli.serve import app as serve
@@ -26,10 +26,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings=HELP,
 )
-for command in (run, plan, ls, compare, predict, probe, warm, cache, submit, watch, cancel, pause, resume, logs, fetch):
+for command in (run, plan, ls, compare, predict, probe, warm, cache):
     app.command()(command)
-queue.command("list")(list_tasks)
-queue.command("show")(show)
+for name in ("submit", "watch", "show", "cancel", "pause", "resume", "logs", "fetch", "report"):
+    app.command()(getattr(remote, name))
+queue.command("list")(remote.list_tasks)
+queue.command("sweeps")(remote.list_sweeps)
+queue.command("show")(remote.show)
 app.add_typer(data, name="data")
 app.add_typer(queue, name="queue")
 app.add_typer(serve, name="serve")
@@ -39,7 +42,7 @@ app.add_typer(serve, name="serve")
 def _queue(context: typer.Context) -> None:
     """The queue of a server: without a command, its tasks."""
     if context.invoked_subcommand is None:
-        list_tasks()
+        remote.list_tasks()
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,22 +1,26 @@
-"""``weft submit``, ``watch``, ``cancel``, ``pause``, ``resume``, ``logs``, ``fetch``, ``queue list`` and ``show``."""
+"""Commands for the tasks and sweeps of a server: ``weft submit``, ``watch``, ``show``, ``cancel`` and so on."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.format import (
+    aligned,
+    check_file,
     parse_deadline,
     plain_line,
     plain_text,
     task_table,
     terminal_width,
     with_local_times,
+    write_file,
 )
 from weft.cli.options import Changes, Json, ShellOption, run_options, takes
 from weft.core.errors import InputError, SpecError
@@ -36,7 +40,8 @@ Server = Annotated[
     typer.Option(metavar="URL", help="The server.", show_default="$WEFT_SERVER, else http://127.0.0.1:8787"),
 ]
 Token = Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.", show_default="$WEFT_TOKEN")]
-Ids = Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids of tasks.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Ids of tasks, or names of sweeps.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The id of a task, or the name of a sweep.")]
 
 
 def _client(server: str | None, token: str | None) -> Client:
@@ -79,7 +84,7 @@ def submit(
     token: Token = None,
     **given: Any,
 ) -> None:
-    """Queue the task or every task of the sweep in SPEC, and print their ids.
+    """Queue the task or the sweep in SPEC, and print its id, or the name by which commands take the whole sweep.
 
     With --infer TASK, or SPEC and --weights FILE, queue an inference task; `weft fetch` downloads its predictions.
     Exit codes: 0 queued (with --wait: all done), 2 refused, 3 one of them failed or was cancelled, also when it was
@@ -111,6 +116,9 @@ def submit(
         queued = client.wait(queued)
     if json:
         print(jsonlib.dumps(queued))
+    elif sweep := queued[0].get("sweep"):
+        states = Counter(task["state"] for task in queued)
+        print(plain_line(f"{sweep}  {len(queued)} tasks  {_counted(states)}"))
     else:
         for task in queued:
             print(plain_line(f"{task['id']}  {task['state']}  {task['name']}".rstrip()))
@@ -142,35 +150,56 @@ def list_tasks(
         str | None, typer.Option(help="queued, planned, running, paused, done, failed, cancelled.")
     ] = None,
     user: Annotated[str | None, typer.Option(help="Of this user.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Of this sweep.")] = None,
     json: Json = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
     """List the tasks of a server, with the reason why each one waits."""
-    tasks = _client(server, token).tasks(state, user)
+    tasks = _client(server, token).tasks(state, user, sweep)
     print(jsonlib.dumps(tasks) if json else task_table(tasks, terminal_width()))
 
 
-def show(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
-    """Everything that the server knows of a task, as JSON; late: whether it missed its deadline."""
-    print(jsonlib.dumps(_client(server, token).show(task), indent=2))
+def list_sweeps(
+    user: Annotated[str | None, typer.Option(help="Of this user.")] = None,
+    json: Json = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """List the sweeps of a server, with how many of their tasks are in which state."""
+    sweeps = _client(server, token).sweeps(user)
+    rows = [(s["name"], s["user"], str(sum(s["counts"].values())), _counted(s["counts"])) for s in sweeps]
+    table = aligned([("sweep", "user", "tasks", "states"), *(tuple(map(plain_line, row)) for row in rows)])
+    print(jsonlib.dumps(sweeps) if json else "\n".join(table))
 
 
-def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
-    """Follow tasks until they have ended, one line per event; a server that is started again is waited for.
+def show(name: Name, server: Server = None, token: Token = None) -> None:
+    """Everything that the server knows of a task or a sweep, as JSON; late: whether a task missed its deadline."""
+    print(jsonlib.dumps(_client(server, token).show(name), indent=2))
 
-    Exit codes: 0 all are done, 3 one of them failed or was cancelled.
+
+def watch(names: Names, server: Server = None, token: Token = None) -> None:
+    """Follow tasks, or those of sweeps, until they have ended, one line per event.
+
+    A server that is started again is waited for. Exit codes: 0 all are done, 3 one of them failed or was cancelled.
     """
+    from weft.serve.client import is_sweep
     from weft.serve.queue_db import ENDED
 
     client = _client(server, token)
-    states = {name: client.show(name)["state"] for name in tasks}
+
+    def standing() -> Iterator[dict[str, Any]]:
+        for name in names:
+            yield from client.tasks(sweep=client.show(name)["name"]) if is_sweep(name) else [client.show(name)]
+
+    since = client.state()["last_seq"] if any(map(is_sweep, names)) else 0  # of a sweep what happens from now on
+    states = {task["id"]: task["state"] for task in standing()}
     for name in (name for name, state in states.items() if state in ENDED):
         print(plain_line(f"{name}  {states[name]}"), flush=True)
     left = {name for name, state in states.items() if state not in ENDED}
-    only = tasks[0] if len(tasks) == 1 else None
-    for event in client.events(task=only, on_lost=_say) if left else ():
-        if event["task"] in tasks:
+    only = next(iter(states)) if len(states) == 1 else None
+    for event in client.events(since=since, task=only, on_lost=_say) if left else ():
+        if event["task"] in states:
             data = event["data"]
             named = ("epoch", "epochs", "loss", "message", "error", "worker", "by")
             shown = {key: data[key] for key in named if data.get(key)}
@@ -184,32 +213,36 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
             left.discard(event["task"])
         if not left:
             break
-    _exit_if_failed([client.show(name) for name in tasks])
+    _exit_if_failed(list(standing()))
 
 
-def cancel(tasks: Ids, server: Server = None, token: Token = None) -> None:
-    """Cancel tasks; what depends on them fails."""
+def cancel(names: Names, server: Server = None, token: Token = None) -> None:
+    """Cancel tasks, or those of sweeps that have not ended; what depends on them fails."""
+    _change("cancel", names, server, token)
+
+
+def pause(names: Names, server: Server = None, token: Token = None) -> None:
+    """Keep tasks, or those of sweeps, from running; a running one saves a checkpoint first."""
+    _change("pause", names, server, token)
+
+
+def resume(names: Names, server: Server = None, token: Token = None) -> None:
+    """Queue paused tasks, or those of sweeps, again; they go on from their checkpoints."""
+    _change("resume", names, server, token)
+
+
+def _change(action: str, names: Sequence[str], server: str | None, token: str | None) -> None:
     client = _client(server, token)
 
-    def cancelled(name: str) -> str:
-        state = client.cancel(name)["state"]
-        if state != "cancelled":  # the server leaves a task that has ended as it is
-            raise InputError(f"task {name!r} has ended already ({state}); it cannot be cancelled")
-        return f"{name}  {state}"
+    def changed(name: str) -> str:
+        found = getattr(client, action)(name)
+        if "changed" in found:
+            return f"{name}  {found['changed']} tasks changed: {_counted(found['counts'])}"
+        if action == "cancel" and found["state"] != "cancelled":  # the server leaves a task that has ended as it is
+            raise InputError(f"task {name!r} has ended already ({found['state']}); it cannot be cancelled")
+        return f"{name}  {found['state']}"
 
-    _each(cancelled, tasks)
-
-
-def pause(tasks: Ids, server: Server = None, token: Token = None) -> None:
-    """Keep tasks from running; a running one saves a checkpoint first."""
-    client = _client(server, token)
-    _each(lambda task: f"{task}  {client.pause(task)['state']}", tasks)
-
-
-def resume(tasks: Ids, server: Server = None, token: Token = None) -> None:
-    """Queue paused tasks again; they go on from their checkpoints."""
-    client = _client(server, token)
-    _each(lambda task: f"{task}  {client.resume(task)['state']}", tasks)
+    _each(changed, names)
 
 
 def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
@@ -218,26 +251,52 @@ def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = 
 
 
 def fetch(
-    tasks: Ids,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to; a folder per task is made in it.")] = Path(
+    names: Names,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to; a folder per task or sweep is made.")] = Path(
         "results"
     ),
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Download what tasks left that are done: result.json, and weights or predictions.
+    """Download what tasks left that are done, or a whole sweep that has ended: results, and weights or predictions.
 
-    Of a task whose loss became NaN these are the best weights from before; it is said that it failed.
+    Of a task whose loss became NaN these are the best weights from before; it is said that it failed. Of a sweep it is
+    the folder that `weft run` leaves, with its report.
     """
     client = _client(server, token)
 
     def fetched(name: str) -> str:
         folder, task = client.fetch(name, out), client.show(name)
-        if task["state"] == "failed":
+        if task.get("state") == "failed":
             _say(f"task {name} failed: {task['error']}")
         return str(folder)
 
-    _each(fetched, tasks)
+    _each(fetched, names)
+
+
+def report(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A task or a sweep of the server, or a run's folder.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page.")] = Path("report.html"),
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Write the report of a sweep of the server as it stands now, of a task that is done, or of a run in a folder."""
+    check_file(out)
+    if (Path(name) / "result.json").is_file():
+        from weft.engine.loading import read_result
+        from weft.engine.page import render_report, render_sweep_report
+        from weft.engine.result import Result
+
+        result = read_result(Path(name))
+        page = render_report(result) if isinstance(result, Result) else render_sweep_report(result)
+    else:
+        page = _client(server, token).report(name)
+    write_file(out, page)
+    print(out)
+
+
+def _counted(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
 def _say(sentence: str) -> None:

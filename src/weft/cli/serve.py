@@ -33,13 +33,6 @@ SERVED = (
         default="512MiB",
     ),
     ShellOption(
-        "pool",
-        bool,
-        "Allocate --keep-graphs as one buffer, with the state of groups in it.",
-        default=False,
-        flag="--pool",
-    ),
-    ShellOption(
         "mps",
         bool,
         "Start NVIDIA's MPS for several workers of a GPU, if installed.",

@@ -170,3 +170,10 @@ def process_bytes(uuid: str, pid: int | None = None) -> int | None:
         return None
     own = [entry.bytes for entry in processes[: count.value] if entry.pid == (pid or os.getpid())]
     return None if failed or not own or own[0] in (0, NOT_AVAILABLE) else int(own[0])
+
+
+def busy_share(uuid: str) -> float | None:
+    """How busy the GPU with ``uuid`` was over the last moments, from 0 to 1; None if the driver does not say."""
+    device = next((device for gpu, device in _in_driver() if gpu.uuid == uuid), None)
+    rates = (ctypes.c_uint * 2)()  # of its processors and of its memory, in percent
+    return None if device is None or nvml().nvmlDeviceGetUtilizationRates(device, rates) else rates[0] / 100

@@ -15,6 +15,7 @@ from weft.core.plain_data import PlainData
 
 PLACES = ("gpu", "host", "cached", "disk")
 POLICIES = ("degree", "presampling", "benefit")
+SAMPLERS = ("default", "reservoir", "paper")
 EVALUATIONS = ("whole", "layers")
 EVALUATION_EDGES = 1 << 22  # edges of a chunk of nodes, in evaluation layer by layer
 
@@ -26,6 +27,7 @@ class DataPlacement(PlainData):
     ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
     ``overlap``: the next batch is sampled and fetched while the current one trains. ``evaluation``: on the whole graph
     at once, or ``"layers"``, layer by layer in chunks of up to ``chunk_edges`` edges, with activations in host memory.
+    ``sampler``: what draws the neighbours, one of :data:`SAMPLERS`.
     """
 
     features: str = "gpu"
@@ -35,13 +37,15 @@ class DataPlacement(PlainData):
     overlap: bool = False
     evaluation: str = "whole"
     chunk_edges: int = EVALUATION_EDGES
+    sampler: str = "default"
 
     def __post_init__(self) -> None:
         for name in ("features", "topology"):
             if getattr(self, name) not in PLACES:
                 raise SpecError(f"{name}={getattr(self, name)!r} must be one of {', '.join(PLACES)}")
-        if self.evaluation not in EVALUATIONS:
-            raise SpecError(f"evaluation={self.evaluation!r} must be one of {', '.join(EVALUATIONS)}")
+        for name, choices in (("evaluation", EVALUATIONS), ("sampler", SAMPLERS)):
+            if getattr(self, name) not in choices:
+                raise SpecError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
 
     @property
     def cached(self) -> bool:

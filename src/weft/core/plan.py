@@ -41,6 +41,7 @@ class Stage(PlainData):
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20
+WOVEN = ("woven", "woven+push")  # joins by merged steps
 GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicted
 
 
@@ -50,9 +51,10 @@ class Plan(PlainData):
 
     ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
     (one batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"in turn"``
-    (several stacks, an epoch of each after another's), ``"woven"`` (several stacks in one merged step). ``stacks``:
-    the members of each stack as positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or
-    ``"cuda"``. ``replay``: capture the step once as a CUDA graph and replay it.
+    (several stacks, an epoch of each after another's; sampled: a step of each on every batch), ``"woven"`` (several
+    stacks in one merged step), ``"woven+push"`` (the same with pull-and-push). ``stacks``: the members of each stack as
+    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture
+    the step once as a CUDA graph and replay it.
     ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
     training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
     ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
@@ -104,6 +106,11 @@ class Plan(PlainData):
     def places(self) -> DataPlacement:
         """Where things lie."""
         return self.placement or on_device(self.device)
+
+    @property
+    def woven(self) -> bool:
+        """Whether the steps of its stacks are merged into one."""
+        return self.join in WOVEN
 
     @property
     def stack_members(self) -> tuple[tuple[int, ...], ...]:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from weft.core.compatibility import alone_reason, group_key, stack_key, width
 from weft.core.division import STRATEGIES
 from weft.core.errors import SpecError
 from weft.core.gpus import check_device_name
-from weft.core.placement import PLACES, POLICIES
-from weft.core.settings import Rule
+from weft.core.placement import PLACES, POLICIES, SAMPLERS
+from weft.core.settings import SHARDED_KERNELS, Rule
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.core.wording import nearest_names, option
@@ -24,6 +25,7 @@ CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
+WEAVES = ("off", "concurrent", "merged", "merged+push")
 
 
 def run_option(
@@ -60,6 +62,14 @@ def parse_division(value: Any, name: str) -> str | float:
     return str(value)
 
 
+def parse_weave(value: Any, name: str) -> str:
+    """One of :data:`WEAVES`; True and False stand for merged and off."""
+    weave = {True: "merged", False: "off"}[value] if isinstance(value, bool) else value
+    if weave not in WEAVES:
+        raise SpecError(f"{option(name, value)} must be one of {', '.join(WEAVES)}")
+    return str(weave)
+
+
 class _Options:
     """A table of options: checks every field by its rule and knows which were given."""
 
@@ -92,7 +102,11 @@ class Placement(_Options):
     ``"degree"``, ``"presampling"`` or ``"benefit"``, or an object with a ``choose`` method
     (:class:`weft.batches.CachePolicy`). ``division``: how batches are divided between the host and the GPU:
     ``"elastic"`` (the default: the host prepares as many as arrive in time), ``"fixed"`` (MorphGL's algorithms at the
-    ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU.
+    ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU. ``overlap``: the GPU samples and fetches
+    the next batch on a stream of its own while it trains on the current one, and the host prepares none. ``sampler``:
+    what draws neighbours on a GPU, all uniformly without replacement: ``"default"`` (as many draws as picks),
+    ``"reservoir"`` (a draw per neighbour, atomics in global memory) or ``"paper"`` (the same picks by TurboGNN's
+    algorithm in CUDA C++).
     """
 
     features: str | None = run_option(
@@ -140,12 +154,34 @@ class Placement(_Options):
         "elastic",
         parse=parse_division,
     )
+    overlap: bool = run_option(
+        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.", "run plan queue"
+    )
+    sampler: str = run_option(
+        "default",
+        str,
+        f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).",
+        "run plan queue",
+        choices=SAMPLERS,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sampler != "default" and self.division is not None:
+            raise SpecError(
+                f"sampler={self.sampler!r} draws other neighbours than the host, which prepares batches with "
+                f"division={self.division!r}; give one of the two"
+            )
         extra = "cache" if self.cache is not None else "cache_policy" if self.cache_policy is not None else ""
         if extra and self.features is not None and "cached" not in (self.features, self.topology):
             raise SpecError(f"{extra}= needs features='cached', not features={self.features!r}")
+        if self.overlap and self.division is not None:
+            raise SpecError(
+                f"{option('overlap', True)} does not go with {option('division', self.division)}: the GPU prepares all "
+                "batches by itself; leave one of the two out"
+            )
+        if self.overlap and "disk" in (self.features, self.topology):
+            raise SpecError(f"{option('overlap', True)} would have no effect: the CPU reads batches from disk")
 
     @property
     def user_policy(self) -> object | None:
@@ -165,14 +201,18 @@ class RunOptions(_Options):
     ``placement``: where the data of sampled training lies. ``prune``: end members of a sweep that are not worth
     training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``checkpoint_every``: seconds of training
     between checkpoints.
-    ``weave``: merge tasks of different structure into one step with shared kernels, which takes up to half a minute to
-    compile; None: on a GPU that they do not fill they train concurrently, False: in turn. ``compile``: let Inductor
-    fuse what lies between Weft's operators, in users' modules above all; None: on a GPU, if the plan expects it to
-    repay.
+    ``weave``: how stacks of different structure share a GPU: ``"off"`` (one group after another), ``"concurrent"`` (on
+    streams of their own), ``"merged"`` (one step with shared kernels, which takes up to half a minute to compile) or
+    ``"merged+push"`` (the same with TurboMGNN's pull-and-push; equal to rounding); None: concurrently if they do not
+    fill the GPU. ``compile``: let Inductor fuse what lies between Weft's operators, in users' modules above all; None:
+    on a GPU, if the plan expects it to repay.
     ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
     ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
     ``peers``: the memory that ranks on GPUs read each other's rows from: ``"ipc"`` (CUDA IPC), ``"symmetric"`` (torch's
     symmetric memory) or ``"nvshmem"`` (the same on NVSHMEM's heap), the last two with a GPU per rank.
+    ``sharded``: how ranks on GPUs sum rows that lie with others: ``"tiles"`` (copied while local rows are summed),
+    ``"interleaved"`` (read by the kernel that sums local rows meanwhile, as MGG does), ``"staged"`` (copied in chunks
+    beside it) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     ``hardware``: what prepares batches of sampled training in addition to the host's threads, with ``name``,
     ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
@@ -203,12 +243,15 @@ class RunOptions(_Options):
         "what is free on the device",
         parse=parse_bytes,
     )
-    weave: bool | None = run_option(
+    weave: str | None = run_option(
         None,
-        bool,
-        "Merge tasks of different structure into one step, or train them in turn.",
+        str,
+        "How tasks of different structure share a GPU: one after another, concurrent, or merged into one step.",
         "run plan queue",
-        shown="concurrent on a GPU that they do not fill",
+        "off|concurrent|merged|merged+push",
+        "concurrent if they do not fill it",
+        choices=WEAVES,
+        parse=parse_weave,
     )
     compile: bool | None = run_option(
         None,
@@ -227,6 +270,14 @@ class RunOptions(_Options):
         str,
         "With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.",
         choices=PEERS,
+    )
+    sharded: str | None = run_option(
+        None,
+        str,
+        f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.",
+        "run queue",
+        shown="the fastest on large graphs, else fetched",
+        choices=SHARDED_KERNELS,
     )
     checkpoint_every: float = run_option(
         CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
@@ -286,11 +337,16 @@ class RunOptions(_Options):
         """The given options that change a plan."""
         return {one.name: self.given[one.name] for one in options_of("plan") if one.name in self.given}
 
+    def for_group(self, tasks: Sequence[Task]) -> RunOptions:
+        """The same for some of the tasks that they were given for, without options about other tasks."""
+        weave = self.weave if self._weave_matters(tasks) else None
+        return replace(self, prune=self.prune if len(tasks) > 1 else None, weave=weave)
+
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` for options that exclude each other or these ``tasks``, or that nothing would read."""
         given = self.given
         if self.ranks == 1:
-            for name in ("order", "peers"):
+            for name in ("order", "peers", "sharded"):
                 if name in given:
                     raise SpecError(
                         f"{option(name, given[name])} is of use over several ranks only; give ranks=2 or more, or "
@@ -307,10 +363,21 @@ class RunOptions(_Options):
                 if given.get(name):
                     shown = f"{name}=" if name in ("batches", "hardware") else option(name, given[name])
                     raise SpecError(f"{shown} does not go with ranks={self.ranks}: {reason}; leave one of the two out")
+        if self.sharded is not None and not any(_sums_over_ranks(task) for task in tasks):
+            raise SpecError(
+                f"{option('sharded', self.sharded)} would have no effect: none of these tasks sums rows of the whole "
+                "graph (attentions, maxima and sampled batches copy remote rows first); leave it out"
+            )
         if self.prune is not None and len(tasks) == 1:
             raise SpecError(f"prune= would have no effect: {tasks[0].label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:
             raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
+        for name in ("batches", "hardware"):
+            if self.placement.sampler != "default" and getattr(self, name) is not None:
+                raise SpecError(
+                    f"sampler={self.placement.sampler!r} makes the batches on the GPU, and {name}= elsewhere; give one "
+                    "of the two"
+                )
         if self.hardware is not None and not any(task.sampled for task in tasks):
             raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:
@@ -321,6 +388,30 @@ class RunOptions(_Options):
                 for name in ("batch_seed", "feature_norm"):
                     if name in task.given:
                         raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
+
+    def check_joins(self, tasks: Sequence[Task]) -> None:
+        """A :class:`SpecError` if ``weave`` joins none of ``tasks``, all that there are; in a queue others may come."""
+        if self.weave is not None and not self._weave_matters(tasks):
+            raise SpecError(
+                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
+                "train on the whole of one graph; leave it out"
+            )
+
+    def _weave_matters(self, tasks: Sequence[Task]) -> bool:
+        """Whether some of ``tasks`` could share a GPU as different stacks; sampled ones share batches unless off."""
+        structures: dict[Hashable, set[Hashable]] = {}
+        for task in tasks:
+            if self.weave == "off" or not task.sampled:
+                alone = task.label if alone_reason(task) is not None else ""
+                structure = (*stack_key(task).items(), width(task), alone)
+                structures.setdefault(group_key(task, multilabel=False), set()).add(structure)
+        return any(len(different) > 1 for different in structures.values())
+
+
+def _sums_over_ranks(task: Task) -> bool:
+    """Whether ``task`` may sum neighbours' rows in place over ranks."""
+    maximum = task.traits is not None and "aggregator" in task.traits.shaping and task.aggregator == "max"
+    return not task.sampled and not maximum and (task.traits is None or "spmm" in task.traits.operators)
 
 
 def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:

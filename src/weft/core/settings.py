@@ -532,7 +532,8 @@ def _words(values: Sequence[Any]) -> dict[Any, str]:
 
 # ---- How a rank on a GPU sums rows of which some are a peer's.
 #
-# ``"pieces"`` of rows, remote ones read while local ones are summed; ``"tiles"`` of remote rows that arrive while the
-# plain SpMM sums what is there; ``"fetched"``: all remote rows first, then one plain SpMM.
+# ``"staged"``: in pieces, remote rows copied in chunks while local ones are summed; ``"tiles"`` of remote rows that
+# arrive while the plain SpMM sums what is there; ``"interleaved"``: in pairs of pieces, remote rows read once per edge;
+# ``"fetched"``: all remote rows first, then one plain SpMM.
 
-SHARDED_KERNELS = ("pieces", "tiles", "fetched")
+SHARDED_KERNELS = ("staged", "tiles", "interleaved", "fetched")

@@ -22,7 +22,7 @@ def shell_words() -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """``out=`` or ``--out``; with a value ``out='runs/a'`` or ``--out runs/a``, ``weave=True`` or ``--weave``.
+    """``out=`` or ``--out``; with a value ``out='runs/a'`` or ``--out runs/a``, ``resume=True`` or ``--resume``.
 
     A long value is cut.
     """

@@ -262,7 +262,8 @@ class ShardedAdjacency(Adjacency):
             if self.launch.way == "tiles":
                 return streamed_spmm_triton(x, peers, self._tiles(), self.row_scale)
             table, counts = address_table(peers, x.device)
-            return sharded_spmm_triton(x, table, counts, self._csr(), self.row_scale, self.launch)
+            schedule = "interleaved" if self.launch.way == "interleaved" else "pipelined"
+            return sharded_spmm_triton(x, table, counts, self._csr(), self.row_scale, self.launch, schedule)
 
     def _csr(self) -> ShardedCSR:
         rows, exchange, ps = self.forward, self.forward.exchange, self.launch.ps

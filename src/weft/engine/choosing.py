@@ -20,6 +20,7 @@ from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.core.wording import option
 from weft.engine.estimator import NONE, Estimate, Estimator, groups_within_budget
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
@@ -56,7 +57,9 @@ def phases_key(tasks: Sequence[Task], placement: DataPlacement, digest: str, tra
     ]
     shape = (first.model_name, first.layers, first.hidden, first.precision, len(tasks))
     where = (placement.features, placement.topology, placement.cache_bytes)
-    return " ".join(map(str, (digest, trainer, *shape, *model, *first.fanouts, first.batch, *where)))
+    others = sorted({f"{task.model_name}x{task.layers}x{task.hidden}" for task in tasks} if len(tasks) > 1 else ())
+    more = others if len(others) > 1 else ()  # structures that train on the same batches
+    return " ".join(map(str, (digest, trainer, *shape, *model, *more, *first.fanouts, first.batch, *where)))
 
 
 # ---- The ways to train a group.
@@ -199,7 +202,7 @@ def decided_groups(
             plan, estimate = _with_batches(plan, estimate, members, estimator, room, options)
             why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
         else:
-            open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
+            open_choice = options.compile is None and plan.device == "cuda" and not plan.woven
             gain = estimator.compiling(estimate, members[0], plan) if open_choice else None
             epochs = max(task.epochs for task in members)
             compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
@@ -229,12 +232,15 @@ def _with_batches(
         kinds = {**cost.bytes, "cache": taken} if taken else cost.bytes
         plan = replace(plan, placement=placement)
         estimate = replace(estimate, cost=replace(cost, **sizes, bytes=kinds))
-    hosted = plan.device == "cuda" and placement.read_by_gpu and not placement.on_device
+    hosted = plan.device == "cuda" and placement.read_by_gpu and not placement.on_device and not placement.overlap
+    one_source = len(plan.stack_members) == 1 or all(each.traits and not each.traits.relational for each in members)
     best, why, fitting = None, list(plan.why), list[Way]()
-    if hosted and len(plan.stack_members) == 1 and estimate.trained is not None:
+    if hosted and one_source and estimate.trained is not None:
         ways = ways_to_train(members, plan, estimator, room, options)
         fitting = [way for way in ways if way.device_bytes <= room and not way.condition and not way.rough]
         best = faster_way(fitting, plan, estimate, options)
+    if best is None and hosted and options.placement.division is not None:
+        why.append(f"{option('division', options.placement.division)}: the GPU prepares all batches faster alone")
     if best is None:
         return replace(plan, why=(*why, *reasons(placement, task, stats, machine))), estimate
     why += reasons(best.placement, task, stats, machine)
@@ -307,7 +313,20 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
             free = room - (options.placement.cache or 0)
             placement = evaluate_by_layers(similar[0], len(similar), placement, estimator, free)
         placements[key] = placement
+    _check_sides(list(placements.values()), estimator.machine.device, options)
     return estimator.with_placements(placements) if placements else estimator
+
+
+def _check_sides(placements: Sequence[DataPlacement], device: str, options: RunOptions) -> None:
+    """Refuse settings of who prepares batches if nothing would read them."""
+    hosted = any(place.read_by_gpu and not place.on_device for place in placements)
+    reason = "on a CPU the host prepares all batches"
+    if device == "cuda":
+        reason = "features and edges lie on the GPU, which prepares all batches; give features='host'"
+    for name, value in options.placement.given.items():
+        unread = {"division": options.hardware is None and (device == "cpu" or not hosted), "overlap": device == "cpu"}
+        if unread.get(name):
+            raise SpecError(f"{option(name, value)} would have no effect: {reason}")
 
 
 def evaluate_by_layers(task: Task, count: int, best: DataPlacement, estimator: Estimator, room: int) -> DataPlacement:

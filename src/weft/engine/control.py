@@ -16,6 +16,7 @@ from typing import Any
 from weft.core.decision import Requests
 from weft.core.errors import SpecError
 from weft.core.wording import did_you_mean
+from weft.planner.pruning import Rivals
 
 MOST_NAMED = 8  # members in a message
 POLL_SECONDS = 0.05  # while paused: a signal handler must not take the lock, so it cannot wake anybody
@@ -33,6 +34,7 @@ class Control:
         self._requests = Requests()
         self._known: frozenset[str] | None = None
         self.signal: int | None = None  # the signal that interrupted the run
+        self.rivals: Rivals | None = None  # of a worker: members of the same sweep that other workers train
         self.resumable = True  # whether the run under way could go on from a checkpoint
 
     # ---- for callers outside the run -------------------------------------------------------------------

@@ -38,8 +38,8 @@ class Dividing:
 
     def source(self, source: MakeSource, plan: Plan) -> MakeSource:
         """``source``, with batches from both sides if the plan allows it and it may pay."""
-        one_stack = plan.mode == "sampled" and len(plan.stack_members) == 1
-        if not isinstance(source, Sampling) or not one_stack or (self.hardware is None and plan.division is None):
+        alone = self.hardware is not None and len(plan.stack_members) == 1
+        if not isinstance(source, Sampling) or not (alone or plan.division is not None):
             return source
         division = plan.division
         if division is None:  # room for a profile and for what may be chosen after it

@@ -17,7 +17,7 @@ from weft.core.run_options import RunOptions
 from weft.core.settings import Callback, CallbackContext
 from weft.core.task import Task, name_of
 from weft.planner.grouping.step_options import LEAVE_EVERY, StepPace, pays_to_leave
-from weft.planner.pruning import every, policy_for
+from weft.planner.pruning import Policy, Rivals, every, policy_for
 
 ByMember = Mapping[str, tuple[Callback, ...]]
 
@@ -48,10 +48,10 @@ class Driver:
     """Decides what a session of ``members`` does next.
 
     ``device`` and ``compiled``: of the group's step. ``board`` has all members that have begun, of every group: a
-    pruning policy compares them. ``callbacks``: of members, by name; ``make_model`` makes the model of a member that a
-    callback reads. ``period`` fixes the number of epochs between two decisions, which
-    otherwise follows the speed of the group so that one comes every ``POLL_SECONDS``; only the number of events depends
-    on it.
+    pruning policy compares them, with the ``rivals``, members of the same sweep in other processes. ``callbacks``: of
+    members, by name; ``make_model`` makes the model of a member that a callback reads. ``period`` fixes the number of
+    epochs between two decisions, which otherwise follows the speed of the group so that one comes every
+    ``POLL_SECONDS``; only the number of events depends on it.
     """
 
     members: Sequence[Member]
@@ -62,15 +62,19 @@ class Driver:
     callbacks: ByMember = field(default_factory=dict)
     make_model: Callable[[str], Any] | None = None
     period: int | None = None
+    rivals: Rivals | None = None
 
     def __post_init__(self) -> None:
-        self._policy = policy_for(self.options.prune)
         self.board.update({member.name: member for member in self.members})
         self._epoch, self._period = 0, self.period or 1
         self._begun = False  # the first decision may be in the middle of a training
         self._pace, self._prepare_seconds = StepPace(), 0.0
         self._unsaved_seconds, self._paused = 0.0, False
         self._stops: dict[str, Stop] = {}  # of the decision at hand
+
+    @property
+    def _policy(self) -> Policy | None:
+        return policy_for(self.options.prune) if self.rivals is None else self.rivals.policy
 
     def decide(self, progress: Progress, requests: Requests = NOTHING) -> Decision:
         """What to do now that the group is as far as ``progress`` says, given the requests from outside."""
@@ -80,8 +84,9 @@ class Driver:
             if requests.cancelled(member.name):
                 self._stop(member, "cancelled", member.epoch)
         rates: dict[str, float] = {}
-        if trained:
+        if trained or (self.rivals is not None and self._epoch):  # a run that left while it waited asks again
             self._prune()
+        if trained:
             self._call_back(rates)
         drop = self._leaving()
         about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates}
@@ -143,6 +148,11 @@ class Driver:
         peers = next(iter(running.values())).peers
         comparable = [member for member in self.board.values() if member.peers == peers]
         scores = {member.name: member.scores(self._epoch) for member in comparable}
+        if self.rivals is not None:
+            others = self.rivals.at(self._epoch, self.board.values(), peers)
+            if others is None:
+                return
+            scores |= others
         answer = policy(self._epoch, scores, list(running))
         if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
             raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")

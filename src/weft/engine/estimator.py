@@ -83,7 +83,7 @@ def step_keys(
     }
     epochs = [task.epochs for task in tasks]
     # Launches that are merged into one have a version of their own for lengths that are divisible by 16.
-    kernel_epochs = epochs if plan.join == "woven" else []
+    kernel_epochs = epochs if plan.woven else []
     texts = [json.dumps([structure, lengths], sort_keys=True, default=str) for lengths in (epochs, kernel_epochs)]
     step, kernels = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts)
     return f"{step}.json.gz", f"{kernels}.kernels.json"
@@ -377,11 +377,11 @@ def limits_for(machine: Machine) -> DeviceLimits | None:
 
 def merger_for(plan: Plan) -> Any:
     """What merges the steps of a woven plan; None for every other plan, which does without ``weft.weave``."""
-    if plan.join != "woven":
+    if not plan.woven:
         return None
     from weft.weave.step import Weaver
 
-    return Weaver()
+    return Weaver(push=plan.join == "woven+push")
 
 
 # ---- Choose which groups of a plan get a dry run, which takes time; extrapolate the others.
@@ -477,7 +477,7 @@ def _extrapolated(group: RoughEstimate, groups: Sequence[RoughEstimate], estimat
 
 
 def groups_within_budget(
-    tasks: Sequence[Task], estimator: Estimator, room: int, weave: bool | None
+    tasks: Sequence[Task], estimator: Estimator, room: int, weave: str | None
 ) -> list[tuple[Plan, Estimate]]:
     """Groups within ``room`` bytes and their estimates.
 

@@ -295,6 +295,7 @@ class RunFolder:
         """Write the group's state as it is now."""
         about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
         about |= {"graph": group.graph.stats().to_dict(), **described(group.built)}
+        about["sampler"] = group.plan.places.sampler
         with self.writing():
             return write_checkpoint(self.place(key), group.tensors(), about)
 
@@ -313,8 +314,10 @@ class RunFolder:
             with self.writing():
                 write_text(self.path / REPORT, render_report(result))
 
-    def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
-        """Refuse a checkpoint of another graph, by sizes, splits and degrees."""
+    def check_data(self, checkpoint: Checkpoint, graph: Graph, sampler: str) -> None:
+        """Refuse a checkpoint of another graph, by sizes, splits and degrees, or of batches of another ``sampler``."""
+        if (drawn := checkpoint.about.get("sampler", "default")) != sampler:
+            raise SpecError(f"{self.path}: batches were drawn by sampler={drawn!r}, not {sampler!r}; resume with that")
         before, now = checkpoint.about.get("graph"), json.loads(json.dumps(graph.stats().to_dict()))
         # What only one of two versions of Weft wrote down says nothing of the graph.
         if before is not None and any(before[name] != now[name] for name in before.keys() & now.keys()):

@@ -22,13 +22,10 @@ from weft.core.graph_stats import GraphStats
 from weft.core.placement import DataPlacement, on_device
 from weft.core.sweep import Sweep
 from weft.core.task import ALL_SPLITS, Task
-from weft.core.units import show_bytes
-from weft.engine.memory import DevicePool, arrays_of, into_pool
 from weft.graph.catalog import names as catalog
 from weft.graph.graph import Graph, check_ids
 from weft.planner.cost.calibration import Observation
 from weft.runtime.device.cuda_graph import no_capture
-from weft.sched.two_ended_pool import padded
 
 # ---- GraphStore: graphs that a worker process keeps between runs, on the host and on its device, evicted by use.
 #
@@ -55,16 +52,14 @@ class _StoredGraph:
 class GraphStore:
     """Graphs of named files and shapes, by name and state of the file.
 
-    ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``pool``: one
-    buffer of the device that the arrays of graphs lie in, as far as they fit, with the weights that are fetched ahead
-    and the state of a group. ``around``: bytes that the process holds besides graphs between runs, as last counted: the
-    next run is not charged for them. ``observations``: what epochs took of the runs that shared it last.
+    ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``around``: bytes
+    that the process holds besides graphs between runs, as last counted: the next run is not charged for them.
+    ``observations``: what epochs took of the runs that shared it last.
     """
 
     device: torch.device
     device_bytes: int
     host_bytes: int
-    pool: DevicePool | None = None
     around: int = 0
     observations: list[Observation] = field(default_factory=list)
     _on_change: Changed | None = None
@@ -72,8 +67,6 @@ class GraphStore:
     _placed: OrderedDict[Hashable, _StoredGraph] = field(default_factory=OrderedDict)
     _host: OrderedDict[Hashable, _StoredGraph] = field(default_factory=OrderedDict)
     _handed_out: set[Hashable] = field(default_factory=set)  # to a run that may still use them
-    _weights: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)  # fetched ahead, by their file
-    _taken: Hashable = None  # those of them that are in use
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def host(self, name: str, make: Callable[[], Graph]) -> Graph:
@@ -99,7 +92,7 @@ class GraphStore:
 
     def _put(self, key: Hashable, make: Callable[[], Graph]) -> None:
         if key not in self._placed:
-            self._placed[key] = self._place(key, make)
+            self._placed[key] = self._place(make)
         self._placed.move_to_end(key)
 
     def holds(self, name: str) -> bool:
@@ -116,7 +109,7 @@ class GraphStore:
             unused = self.bytes_held(self._in_use)
             if self.holds(name) or unused + expected > self.device_bytes:
                 return False
-            if self._on_change is not None and self.pool is None:
+            if self._on_change is not None:
                 self._on_change(self.around + unused + expected + SEGMENT_ENDS)
         with no_capture(), _side_stream(self.device):
             try:
@@ -143,69 +136,12 @@ class GraphStore:
             with self._lock:  # a thread that fetches calls ``changed`` before this, or never again
                 self._in_use, self._on_change = frozenset(), None
 
-    def _place(self, key: Hashable, make: Callable[[], Graph]) -> _StoredGraph:
-        if self.pool is not None:
-            return self._place_in(self.pool, key, make)
+    def _place(self, make: Callable[[], Graph]) -> _StoredGraph:
         with _own_pool(self.device) as pool:
             graph = make()
         graph.kept = {}
         unused = {} if pool is None else unused_bytes()
-        return _StoredGraph(graph, pool, self._bytes_of(graph, key) + unused.get(_number(pool), 0))
-
-    def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _StoredGraph:
-        """A graph in the pool, after evicting graphs that no run uses; next to the pool, with a message, if too large.
-
-        ``make`` loads it wherever it is made: on the host, from which it is copied once.
-        """
-        made = make()
-        owner, size = _owner(key), sum(padded(array.nbytes) for array in arrays_of(made).values())
-        for other in [other for other in self._placed if other not in self._handed_out]:
-            if size <= max((stop - start for start, stop in pool.holes()), default=0):
-                break
-            self._evict(other)
-        graph = into_pool(made, pool, owner)
-        if graph is None:
-            message = f"graph {made.name!r} ({show_bytes(size)}) does not fit into the worker's pool"
-            print(f"{message} of {show_bytes(pool.capacity)}; it lies outside it", flush=True)
-            graph = made.to(self.device)
-        graph.kept = {}
-        return _StoredGraph(graph, None, self._bytes_of(graph, key))
-
-    def _bytes_of(self, graph: Graph, key: Hashable) -> int:
-        if self.pool is None:
-            return bytes_of(graph, self.device)
-        return bytes_of(graph, self.device, self.pool.storage) + self.pool.held(_owner(key))
-
-    def _evict(self, key: Hashable) -> None:
-        del self._placed[key]
-        if self.pool is not None:
-            self.pool.clear(_owner(key))
-
-    def fetch_weights(self, path: str, read: Callable[[], dict[str, Tensor]]) -> bool:
-        """Bring the weights of a file into the pool during a training; True if they are there."""
-        key = state_of(path)
-        if self.pool is None or key in self._weights:
-            return key in self._weights
-        for other in [other for other in self._weights if other != self._taken]:  # never taken
-            del self._weights[other]
-            self.pool.clear(_owner(other))
-        with no_capture(), _side_stream(self.device):
-            weights = self.pool.copy_in(_owner(key), read())
-        if weights is not None:
-            self._weights[key] = weights
-        return weights is not None
-
-    def take_weights(self, path: str) -> dict[str, Tensor] | None:
-        """The weights of a file that were fetched ahead, as near to the pool's end as they go; None if they were not.
-
-        They are the caller's until :meth:`drop_weights`.
-        """
-        key = state_of(path)
-        if self.pool is None or key not in self._weights:
-            return None
-        self._taken = key
-        self.pool.pack(_owner(key))
-        return self._weights[key]
+        return _StoredGraph(graph, pool, bytes_of(graph, self.device) + unused.get(_number(pool), 0))
 
     def bytes_held(self, without: Iterable[str] = ()) -> int:
         """Bytes on the device of all graphs except those called ``without``, as last counted."""
@@ -223,14 +159,14 @@ class GraphStore:
         with self._lock:
             self._handed_out &= used
             unused = unused_bytes() if any(stored.pool is not None for stored in self._placed.values()) else {}
-            for key, stored in self._placed.items():
-                stored.bytes = self._bytes_of(stored.graph, key) + unused.get(_number(stored.pool), 0)
+            for stored in self._placed.values():
+                stored.bytes = bytes_of(stored.graph, self.device) + unused.get(_number(stored.pool), 0)
             for stored in self._host.values():  # only here: other threads need graphs while one trains
                 stored.bytes = bytes_of(stored.graph, HOST)
             for key in [key for key in self._placed if key not in used]:
                 if self.bytes_held(names) <= self.device_bytes:
                     break
-                self._evict(key)
+                del self._placed[key]
             evicted = len(self._placed) < before
         self._changed()
         return evicted
@@ -238,29 +174,14 @@ class GraphStore:
     def clear(self) -> None:
         """Evict everything from the device."""
         with self._lock:
-            for key in list(self._placed):
-                self._evict(key)
+            self._placed.clear()
             self._handed_out.clear()
         self._changed()
-
-    def drop_weights(self, path: str) -> None:
-        """Give back weights that were fetched ahead."""
-        if self.pool is not None and self._weights.pop(state_of(path), None) is not None:
-            self.pool.clear(_owner(state_of(path)))
 
     def _changed(self) -> None:
         with self._lock:
             if self._on_change is not None:
-                self._on_change(self.around + self.reserved_bytes(self._in_use))
-
-    def reserved_bytes(self, without: Iterable[str] = ()) -> int:
-        """Device bytes held by graphs (except ``without``) plus the whole pool."""
-        if self.pool is None:
-            return self.bytes_held(without)
-        left_out = {state_of(name) for name in without}
-        with self._lock:
-            sizes = [(key, stored.bytes) for key, stored in self._placed.items() if key not in left_out]
-            return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in sizes)
+                self._on_change(self.around + self.bytes_held(self._in_use))
 
 
 @contextmanager
@@ -294,15 +215,8 @@ def state_of(name: str) -> Hashable:
         return (name,)
 
 
-def _owner(key: Hashable) -> str:
-    return f"kept/{key!r}"
-
-
-def bytes_of(thing: Any, device: torch.device, without: int | None = None) -> int:
-    """Bytes of the distinct tensor storages on ``device`` that are reachable from ``thing``.
-
-    ``without``: the address of one that does not count.
-    """
+def bytes_of(thing: Any, device: torch.device) -> int:
+    """Bytes of the distinct tensor storages on ``device`` that are reachable from ``thing``."""
     sizes: dict[int, int] = {}
     seen: set[int] = set()
     waiting = [thing]
@@ -321,7 +235,7 @@ def bytes_of(thing: Any, device: torch.device, without: int | None = None) -> in
             slots = (name for name in getattr(type(item), "__slots__", ()) if isinstance(name, str))
             waiting += [getattr(item, name, None) for name in slots]
             waiting += vars(item).values() if hasattr(item, "__dict__") and not callable(item) else ()
-    return sum(size for address, size in sizes.items() if address != without)
+    return sum(sizes.values())
 
 
 def _pinned(graph: Graph) -> Graph:
@@ -459,14 +373,9 @@ class Graphs:
             if self._store is None or where != (device.features, device.topology) or not isinstance(task.graph, str):
                 graph = self.bring(task, placement)
             else:
-                graph = self._store.placed(task.graph, lambda: self.for_store(task, placement))
+                graph = self._store.placed(task.graph, lambda: self.bring(task, placement))
             self._placed[key], self._true[key] = (where, graph), graph.stats()
         return self._placed[key][1]
-
-    def for_store(self, task: Task, placement: DataPlacement | None = None) -> Graph:
-        """The graph of ``task`` for its store: on the device, or wherever it is made, to be copied to a pool."""
-        copies = self._store is not None and self._store.pool is not None
-        return self._made(task) if copies else self.bring(task, placement)
 
     def bring(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""

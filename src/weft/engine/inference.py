@@ -70,8 +70,7 @@ def predict(
     """
     there = choose_device(device)
     store = shared_store()
-    fetched = None if store is None else store.take_weights(str(weights))
-    tensors = read_weights(weights) if fetched is None else fetched
+    tensors = read_weights(weights)
     names = [task.graph] if isinstance(task.graph, str) else []
     with clear_errors([task], there, models=False), process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
@@ -82,8 +81,6 @@ def predict(
             rows = nodes_of(None if isinstance(nodes, str) and nodes == "all" else nodes, graph)
             logits = logits_of(task, tensors, graph)[rows.to(there)].float().cpu()
             seconds = time.perf_counter() - begin
-    if store is not None:
-        store.drop_weights(str(weights))
     metrics = {"nodes": len(rows), "seconds": seconds}
     if graph.y is not None and len(rows) and not graph.multilabel and not graph.regression:
         labels = graph.y.cpu()[rows]

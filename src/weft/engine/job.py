@@ -35,7 +35,7 @@ from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
-from weft.engine.memory import give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
+from weft.engine.memory import give_back_heap, memory_cap, memory_taken, watch_memory
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
 from weft.engine.run_planner import Progress, RunPlanner, check_here, check_same_groups, other_weights
@@ -101,7 +101,6 @@ class Job:
         self._control, self._planned = control or Control(), report
         self._began = LoadSample.now()  # what else the machine does meanwhile
         self._store = shared_store()  # of a worker that keeps graphs between runs
-        self._pool = None if self._store is None else self._store.pool  # the device buffer of all groups of a worker
         # A whole graph may not fit on one of several devices.
         on_host = options.budget is not None
         self._graphs = Graphs(HOST) if options.ranks > 1 else Graphs(device, on_host=on_host, store=self._store)
@@ -139,8 +138,6 @@ class Job:
                 if not self._ended_before(key, plan):
                     waiting = copy_context().run(self._group, key, plan) + waiting  # what a model sets is its own
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
-                    if self._pool is not None:
-                        move_out(self._pool)
                     if waiting or self._device.type == "cuda":
                         # Only now does nothing hold the group any more, unless it refers to itself.
                         give_back_memory(self._device, gone=bool(self._parts) and all(p() is None for p in self._parts))
@@ -254,7 +251,7 @@ class Job:
             if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
                 self._parts = [weakref.ref(part) for part in (group, *group.stacks)]
             if checkpoint is not None and self._folder is not None:
-                self._folder.check_graph(checkpoint, graph)
+                self._folder.check_data(checkpoint, graph, plan.places.sampler)
             if self._planned is not None and plan.weights and plan.weights != group.weight_digests():
                 raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
             self._begin(key, group)
@@ -288,11 +285,7 @@ class Job:
         source = self._source(tasks[0], plan)
         former = () if checkpoint is None else stacks_of(checkpoint.about)
         measure = checkpoint is None and self._planned is None and self._options.ranks == 1  # ranks decide alike
-        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
-        note = move_in(group, self._pool) if self._pool is not None else ""
-        if note:
-            self._events.note(note)
-        return group
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
 
     def _source(self, task: Task, plan: Plan) -> MakeSource:
         """The whole graph in every step, or batches that are sampled or loaded."""
@@ -366,6 +359,7 @@ class Job:
 
         driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        driver.rivals = self._control.rivals
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)

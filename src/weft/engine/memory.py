@@ -1,31 +1,21 @@
-"""Memory: what this process holds, a pool of the device for graphs and states, and the budget of a run."""
+"""Memory: what this process holds, and the budget of a run."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from weft.core.host_memory import free_host_bytes
 from weft.core.machine import Machine
-from weft.core.units import show_bytes
-from weft.graph.graph import Graph
-from weft.graph.labels import SPLITS
-from weft.graph.sparse_features import SparseFeatures
-from weft.ops.csr.adjacency import Adjacency
 from weft.planner.grouping.limits import USABLE
-from weft.runtime.group import GroupRun
-from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, Move, PoolRange, TwoEndedPool
 
 if TYPE_CHECKING:
     from weft.engine.graphs import GraphStore
@@ -85,148 +75,6 @@ def status_bytes(name: str) -> int | None:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
     except (OSError, ValueError, StopIteration, IndexError):
         return None
-
-
-# ---- DevicePool: tensors carved out of one buffer of a device, which is allocated once.
-#
-# Between groups nothing is allocated or freed there, so nothing fragments: clearing an owner returns its bytes to the
-# buffer. The caller that clears an owner must hold no tensor of it any more.
-
-
-class DevicePool(TwoEndedPool):
-    """``capacity`` bytes of ``device``; ``storage``: the address of the one storage that all of its tensors share."""
-
-    def __init__(self, device: torch.device, capacity: int) -> None:
-        super().__init__(capacity)
-        self._whole = torch.empty(capacity + ALIGNMENT, dtype=torch.uint8, device=device)
-        skipped = -self._whole.data_ptr() % ALIGNMENT
-        self._bytes = self._whole[skipped : skipped + capacity]
-        self.device, self.storage = self._whole.device, self._whole.untyped_storage().data_ptr()
-        self._tensors: dict[str, list[tuple[PoolRange, Tensor]]] = {}
-        self._lock = threading.RLock()  # a worker's second thread fetches into it
-
-    def owners(self) -> list[str]:
-        """All owners of bytes of it."""
-        return list(self._tensors)
-
-    def carve(self, owner: str, shape: Sequence[int], dtype: torch.dtype, end: str = LOW) -> Tensor | None:
-        """An uninitialised tensor at one end of the buffer; None if there is no room for it."""
-        size = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            block = self.put(owner, size, end)
-            if block is None:
-                return None
-            tensor = self._at(block.offset, shape, dtype)
-            self._tensors.setdefault(owner, []).append((block, tensor))
-            return tensor
-
-    def _at(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Not a view, whose changes autograd would take for those of every other view of the buffer."""
-        first = (self._bytes.storage_offset() + offset) // dtype.itemsize
-        strides = torch.empty(tuple(shape), device="meta").stride()
-        made = torch.empty(0, dtype=dtype, device=self.device)
-        return made.set_(self._whole.untyped_storage(), first, tuple(shape), strides)
-
-    def copy_in(self, owner: str, tensors: Mapping[str, Tensor], end: str = LOW) -> dict[str, Tensor] | None:
-        """Copies of ``tensors`` on the current stream, all of them or none (None); from pinned memory they overlap."""
-        with self._lock:
-            carved = {name: self.carve(owner, tensor.shape, tensor.dtype, end) for name, tensor in tensors.items()}
-            copies = {name: copy for name, copy in carved.items() if copy is not None}
-            if len(copies) < len(tensors):
-                self.clear(owner)
-                return None
-        for name, copy in copies.items():
-            copy.copy_(tensors[name], non_blocking=True)
-        return copies
-
-    def clear(self, owner: str) -> int:
-        """Free all bytes of ``owner``; returns how many."""
-        with self._lock:
-            self._tensors.pop(owner, None)
-            return super().clear(owner)
-
-    def pack(self, owner: str) -> list[Move]:
-        """Move the tensors of ``owner`` as near to its end as they go; they stay the same objects.
-
-        For what is not used yet: weights that were fetched ahead, once the group before them has gone.
-        """
-        with self._lock:
-            tensors = [tensor for _, tensor in self._tensors.get(owner, [])]
-            old = {block.offset: tensor for block, tensor in self._tensors.get(owner, [])}
-            moves = super().pack(owner)
-            for move in moves:
-                moved = self._bytes[move.source : move.source + move.size].clone()  # the places may overlap
-                self._bytes[move.target : move.target + move.size].copy_(moved)
-                tensor = old[move.source]
-                tensor.set_(self._at(move.target, tensor.shape, tensor.dtype))
-            by_address = {self._bytes.data_ptr() + each.offset: each for each in self.ranges}
-            self._tensors[owner] = [(by_address[tensor.data_ptr()], tensor) for tensor in tensors]
-            return moves
-
-
-# ---- The state of a group (weights, moments, best weights, history) in a device's pool, from its high end
-
-GROUP = "group"
-
-
-def move_in(group: GroupRun, pool: DevicePool) -> str:
-    """Move the state of every stack into ``pool``; returns a note if some of it did not fit, and stays where it is."""
-    outside = 0
-    for stack in group.stacks:
-        tensors = stack.state.tensors()
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        copied = pool.copy_in(f"{GROUP}/{id(stack)}", tensors, HIGH) if size <= pool.free else None
-        if copied is None:
-            outside += size
-        else:
-            stack.use_state(stack.state.of(copied))
-    if not outside:
-        return ""
-    return f"{show_bytes(outside)} of weights and optimizer state do not fit into the worker's pool, and lie outside it"
-
-
-def move_out(pool: DevicePool) -> None:
-    """Free the states of all groups: nothing of them is used any more."""
-    for owner in pool.owners():
-        if owner.startswith(f"{GROUP}/"):
-            pool.clear(owner)
-
-
-# ---- A graph whose arrays lie in a device's pool
-
-
-def into_pool(graph: Graph, pool: DevicePool, owner: str) -> Graph | None:
-    """A copy of ``graph`` in ``pool``; None if it does not fit. What is derived from it is made outside the pool."""
-    copied = pool.copy_in(owner, arrays_of(graph))
-    if copied is None:
-        return None
-    fields = {name: copied[name] for name in ("y", *SPLITS) if name in copied}
-    x = copied.get("x")
-    fields["x"] = SparseFeatures(_matrix(graph.x.matrix, "x.", copied)) if isinstance(graph.x, SparseFeatures) else x
-    adj = _matrix(graph.adj, "adj.", copied)
-    if graph.relation is not None:
-        adj = adj.related(copied["relation"], graph.num_relations)
-    made = graph._changed(adj=adj, relation=copied.get("relation"), **fields)
-    made._stats = graph._stats
-    return made
-
-
-def arrays_of(graph: Graph) -> dict[str, Tensor]:
-    """The arrays of a graph by name; nothing derived."""
-    arrays = {name: getattr(graph, name) for name in ("y", "relation", *SPLITS)}
-    matrices = {"adj.": graph.adj}
-    if isinstance(graph.x, SparseFeatures):
-        matrices["x."] = graph.x.matrix
-    else:
-        arrays["x"] = graph.x
-    for prefix, matrix in matrices.items():
-        arrays |= {f"{prefix}{name}": getattr(matrix, name) for name in ("indptr", "indices", "weight")}
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
-def _matrix(matrix: Adjacency, prefix: str, arrays: dict[str, Tensor]) -> Adjacency:
-    parts = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"], matrix.num_cols
-    return Adjacency(*parts, weight=arrays.get(f"{prefix}weight"), symmetric=matrix.symmetric)
 
 
 # ---- The budget of a run: how many bytes it may take, the cap at it, and the measured peak

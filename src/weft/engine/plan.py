@@ -45,6 +45,7 @@ from weft.planner.partition import split_by_edges
 from weft.planner.placement import steps_per_epoch
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate, nearest, roomy_machines
 from weft.planner.report.plan_text import would_do
+from weft.planner.transfers import row_bytes
 from weft.runtime.modules.settings import check_tasks
 
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many
@@ -78,6 +79,8 @@ def plan(
     tasks = [work] if isinstance(work, Task) else work.tasks()
     name, limit = label or f"{len(tasks)} tasks", options.budget
     check_tasks(tasks)
+    options.check_tasks(tasks)
+    options.check_joins(tasks)
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
@@ -273,6 +276,7 @@ def shard_groups(
             parts = [task_part(task, ranks) for task in tasks]
             of_rank = replace(group.plan, compiled=False, placement=None, division=None, tasks=())
             part, stats = estimator.together(parts, of_rank).cost, estimator.stats(tasks[0])
+            counted["row_bytes"] = row_bytes(tasks[0], stats)
             estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, ranks, link, **counted))
             continue
         effect = None if effects is None else effects[index]

@@ -99,6 +99,7 @@ def run(
     resume, control = resume or extend, control or Control()
     tasks = [work] if isinstance(work, Task) else work.tasks()
     options.check_tasks(tasks)
+    options.check_joins(tasks)
     control.expect(task.label for task in tasks)
     target = choose_device(options.device) if report is None else device_of(report, options.device)
     if options.ranks > 1:
@@ -133,8 +134,14 @@ def run(
 
             stack.enter_context(_lost_ranks_explained(folder))
             spread = torch.device(target.type) if options.device in ("auto", "cuda") else target
+            if options.sharded is not None and spread.type != "cuda":
+                raise SpecError(
+                    f"{option('sharded', options.sharded)} is a kernel of GPUs; ranks on a CPU copy remote rows first: "
+                    "leave it out"
+                )
             # The other ranks decide nothing: rank 0 sends them what it decided. Each keeps to the budget on its device.
-            arguments = (tuple(tasks), RunOptions(ranks=options.ranks, order=options.order, budget=limit))
+            as_rank = RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded, budget=limit)
+            arguments = (tuple(tasks), as_rank)
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )

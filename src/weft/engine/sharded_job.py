@@ -79,14 +79,19 @@ def shape_of(adj: ShardedAdjacency, features: int, ranks: Ranks) -> KernelShape:
     return KernelShape(features, local, far, most)
 
 
-def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> CrossIterationSearch:
-    """The whole search on ``adj``, on all ranks together, then the other ways; each of them finds the same."""
+def search_launch(
+    adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks, way: str | None = None
+) -> CrossIterationSearch:
+    """The whole search on ``adj``, on all ranks together; each of them finds the same.
+
+    ``way``: the one to search launches of; None: the staged one, and then the others are timed once.
+    """
     on_gpu, before = adj.device.type == "cuda", ranks.staging.launch
     x = torch.randn(adj.num_rows, shape.features, device=adj.device)
 
     def took(config: KernelConfig) -> float:
         """Seconds of one aggregation by the slowest rank."""
-        ranks.staging.launch = launch_of(config)
+        ranks.staging.launch = launch_of(config if way is None else replace(config, way=way))
         probe = adj.without_derived()  # pieces of a launch that is not kept go with it
         samples = []
         try:
@@ -105,7 +110,8 @@ def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> Cr
     search = search_for(shape, Multiprocessors(**count))
     while not search.finished:
         search.tell(took(search.next()))
-    for other in [replace(search.best, way=way) for way in SHARDED_KERNELS if way != search.best.way]:
+    others = [replace(search.best, way=other) for other in SHARDED_KERNELS if other != search.best.way]
+    for other in others if way is None else ():
         search.trials[other] = took(other)
     return search
 
@@ -115,15 +121,19 @@ def is_worth_tuning(adj: ShardedAdjacency, edges: int) -> bool:
     return adj.device.type == "cuda" and adj.forward.exchange.is_needed and edges >= LEAST_EDGES
 
 
-def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, machine: str) -> str:
-    """Set the launch of all ranks; a sentence about it. All ranks call this together."""
+def choose_launch(
+    adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, machine: str, way: str | None = None
+) -> str:
+    """Set the launch of all ranks; a sentence about it. All ranks call this together. ``way``: the user's, if any."""
     shape = shape_of(adj, max(task.hidden for task in tasks), ranks)
-    store, key = KeyedStore(machine_folder(machine)), f"sharded-kernel-{ranks.ranks}-{shape.key()}.json"
+    chosen = "" if way is None else f"-{way}"
+    store, key = KeyedStore(machine_folder(machine)), f"sharded-kernel-{ranks.ranks}-{shape.key()}{chosen}.json"
     config = ranks.share(store.read(key, lambda data: KernelConfig(**data)))
     words = "found before on this machine"
     if config is None:
-        search = search_launch(adj, shape, ranks)
+        search = search_launch(adj, shape, ranks, way)
         config, seconds = search.best, list(search.trials.values())
+        config = config if way is None else replace(config, way=way)
         faster = seconds[0] / max(min(seconds), 1e-12)
         words = f"found in {len(seconds)} iterations, {faster:.2f}x as fast as the first"
         if ranks.rank == 0:
@@ -131,8 +141,8 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
                 store.write(key, asdict(config))
     ranks.staging.launch = launch_of(config)
     pieces = f"ps={config.ps}, dist={config.dist}, warps per block={config.wpb}"
-    ways = {"pieces": pieces, "tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
-    return f"sharded kernel: {ways[config.way]} ({words})"
+    ways = {"tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
+    return f"sharded kernel: {ways.get(config.way, f'{config.way}, {pieces}')} ({words})"
 
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
@@ -202,7 +212,7 @@ class ShardedJob(Job):
         why = f"{count} ranks with about as many edges each; "
         why += "gradients are summed" if sampled else "steps run eagerly, since ranks wait for each other in them"
         kept = tuple(reason for reason in plan.why if "ranks with about" not in reason)
-        join = "stacked" if plan.join in ("concurrent", "in turn", "woven") else plan.join
+        join = plan.join if plan.join == "solo" else "stacked"
         return replace(
             plan,
             join=join,
@@ -247,9 +257,13 @@ class ShardedJob(Job):
             shard = ShardGraph(graph, split_by_edges(graph.adj.indptr.cpu().numpy(), ranks.ranks).bounds, ranks)
             self._shards, adj = {key: shard}, shard.adj
             assert isinstance(adj, ShardedAdjacency)
-            # Of sampled training only evaluations aggregate over ranks.
-            if not tasks[0].sampled and is_worth_tuning(adj, shard.stats().num_edges):
-                self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device)))
+            way, edges = self._options.sharded, shard.stats().num_edges
+            if way is not None:
+                ranks.staging.launch = ShardedLaunch(way=way)
+            # The other ways have no launch to search; of sampled training only evaluations aggregate over ranks.
+            searched = way not in ("tiles", "fetched") and not tasks[0].sampled
+            if searched and is_worth_tuning(adj, edges):
+                self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device), way))
         shard = self._shards[key]
         if tasks[0].sampled:
             _ = shard.spread  # before the features are anywhere else

@@ -31,13 +31,13 @@ MOST_TRIALS = 24
 class KernelConfig:
     """``ps``: neighbours of a piece. ``dist``: pairs of local and remote pieces per warp. ``wpb``: warps per block.
 
-    ``way``: see :mod:`weft.core.settings`; the other numbers are of ``"pieces"``.
+    ``way``: see :mod:`weft.core.settings`; the other numbers are of ``"staged"`` and ``"interleaved"``.
     """
 
     ps: int = 1
     dist: int = 1
     wpb: int = 1
-    way: str = "pieces"
+    way: str = "staged"
 
     def __post_init__(self) -> None:
         if self.way not in SHARDED_KERNELS:

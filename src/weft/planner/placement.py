@@ -16,7 +16,7 @@ from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.cost.roofline import FULL, PaddingShare
-from weft.planner.transfers import HIDDEN_BY_OVERLAP, BatchTraffic, cached_rows, row_bytes
+from weft.planner.transfers import BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
 WORTH_CACHING = 0.02  # of the features: a smaller cache is not worth its table
@@ -31,6 +31,8 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
             tier = getattr(options, name)
             if tier == "gpu" or (tier == "cached" and name == "topology"):
                 raise SpecError(f"{name}={tier!r} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')")
+        if options.sampler != "default":
+            raise SpecError(f"sampler={options.sampler!r} needs a GPU; a CPU has the default sampler alone")
         topology = options.topology or "host"
         if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
             if options.features not in (None, "cached"):
@@ -39,6 +41,8 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
         else:
             yield replace(on_device("cpu"), features=options.features or "host", topology=topology)
         return
+    if options.sampler != "default" and options.topology == "disk":
+        raise SpecError(f"sampler={options.sampler!r} needs edges that a GPU reads, not topology='disk'")
     cached = options.cache is not None or options.cache_policy is not None
     host = "disk" if feature_bytes(task, stats) > HOST_SHARE * machine.host.memory_bytes > 0 else "cached"
     features = [options.features or ("cached" if cached else "gpu")]
@@ -48,9 +52,8 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
     policy = policy_of(options, "cached" in edges)
     for topology in edges:
         for tier in features if topology == edges[0] else features[-1:]:
-            placement = DataPlacement(tier, topology, policy=policy)
-            hidden = HIDDEN_BY_OVERLAP > 0 and not placement.on_device and placement.read_by_gpu
-            placement = replace(placement, overlap=hidden)
+            placement = DataPlacement(tier, topology, policy=policy, sampler=options.sampler)
+            placement = replace(placement, overlap=options.overlap and placement.read_by_gpu)
             if placement.on_device:
                 yield placement
             if task.traits is not None:
@@ -122,6 +125,8 @@ def reasons(placement: DataPlacement, task: Task, stats: GraphStats, machine: Ma
     if placement.cached:
         hits = f", about {traffic.hits:.0%} of the rows that batches read" if placement.features == "cached" else ""
         why.append(f"cache: {show_bytes(placement.cache_bytes)} of the device, chosen by {placement.policy}{hits}")
+    if placement.sampler != "default":
+        why.append(f"neighbours are drawn by sampler='{placement.sampler}', one draw per neighbour")
     if placement.overlap:
         why.append("the next batch is sampled and fetched while one trains: two buffers")
     if placement.evaluation == "whole":

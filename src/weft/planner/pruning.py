@@ -8,12 +8,15 @@ called every ``policy.every`` epochs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from weft.core.decision import Requests
 from weft.core.errors import SpecError
+from weft.core.member import Member
 
 Policy = Callable[[int, Mapping[str, Sequence[float]], Collection[str]], Iterable[str]]
 EVERY = 10  # epochs between questions, for policies that do not say
@@ -63,3 +66,64 @@ def policy_for(prune: Any) -> Policy | None:
 def every(policy: Policy) -> int:
     """Epochs between two questions to ``policy``."""
     return int(getattr(policy, "every", EVERY))
+
+
+# ---- Members of one sweep that several processes train at once, as a queue does.
+
+AGAIN_SECONDS = 1.0  # between two signs of life of a process that waits for others
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A member that another process trains or has trained: its best score by every so many epochs, and by its last."""
+
+    peers: str
+    bests: Sequence[float | None]
+    running: bool
+
+
+class Rivals:
+    """Exchanges scores with other processes that train members of the same sweep; two threads call it.
+
+    ``tell`` sends the scores of this process, ``requests`` are those to the run. A decision at an epoch compares scores
+    at that epoch: it waits until all that run have come so far, whichever of them is faster.
+    """
+
+    def __init__(self, prune: Any, tell: Callable[[dict[str, Any]], None], requests: Callable[[], Requests]) -> None:
+        self.policy = policy_for(prune)
+        self._tell, self._requests, self._changed = tell, requests, threading.Condition()
+        self._others: dict[str, Rival] = {}
+        self._own: list[Member] = []
+
+    def take(self, members: Mapping[str, Mapping[str, Any]]) -> None:
+        """Learn how others stand, by name."""
+        with self._changed:
+            self._others |= {name: Rival(**known) for name, known in members.items()}
+            self._changed.notify_all()
+
+    def standing(self) -> dict[str, Any]:
+        """The scores of the members of this process, for the others."""
+        step = every(self.policy) if self.policy else EVERY
+        return {
+            member.name: {
+                "peers": member.peers,
+                "bests": [max(member.scores(end), default=None) for end in range(step, member.epoch + step, step)],
+            }
+            for member in self._own
+        }
+
+    def at(self, epoch: int, own: Iterable[Member], peers: str) -> dict[str, list[float]] | None:
+        """Scores of the others up to ``epoch``, once all that run have come so far; None if the run is to leave."""
+        self._own = list(own)
+        count = epoch // (every(self.policy) if self.policy else EVERY)
+        self._tell(self.standing())
+        with self._changed:
+            while any(rival.running and len(rival.bests) < count for rival in self._others.values()):
+                asked = self._requests()
+                all_cancelled = all(asked.cancelled(member.name) for member in self._own if member.running)
+                if asked.interrupt or asked.preempt or asked.pause or all_cancelled:
+                    return None
+                if not self._changed.wait(AGAIN_SECONDS):
+                    self._tell(self.standing())
+        rivals = {name: rival for name, rival in self._others.items() if rival.peers == peers}
+        return {name: [best for best in one.bests[:count] if best is not None] for name, one in rivals.items()}

@@ -256,7 +256,7 @@ class GroupRun:
         The merged step is checked against the stacks' own; if it fails, training continues without it, with a note.
         """
         stacks = [stack for stack in self.stacks if id(stack) not in self._own_random and stack.eager is None]
-        if self.plan.join != "woven" or len(stacks) < 2 or self.merged is not None:
+        if not self.plan.woven or len(stacks) < 2 or self.merged is not None:
             return
         try:
             if self._merger is None:

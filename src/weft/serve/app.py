@@ -77,6 +77,10 @@ SUBMISSION = {
     "properties": {
         "task": {"type": "object", "description": "Settings of one task, as weft.Task takes them."},
         "tasks": {"type": "array", "items": {"type": "object"}, "description": "Several tasks: all or none."},
+        "sweep": {
+            "type": "object",
+            "description": "The sweep that the tasks are of, as weft.Sweep.to_dict() gives it.",
+        },
         "infer": {
             "type": "object",
             "description": "An inference task: of (the task whose weights to use) or weights (a file, with task).",
@@ -267,15 +271,18 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
         answer = text() if len(tasks) < MANY else await _in(None, text)
         return Response(answer, 201, media_type="application/json")
 
-    def changing(action: str) -> Callable[..., Any]:
-        async def change(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-            return await _in(service.writes, service.change, action, task, user)
+    def changing(call: Callable[..., dict[str, Any]], action: str) -> Callable[..., Any]:
+        async def change(name: str, user: str = Depends(_user)) -> dict[str, Any]:
+            return await _in(service.writes, call, action, name, user)
 
         return change
 
-    for action, what in (("cancel", "a task"), ("pause", "a task"), ("resume", "a paused task")):
-        add = api.post(f"/api/tasks/{{task}}/{action}", summary=f"{action.capitalize()} {what}", name=action)
-        add(changing(action))
+    for action, what in (("cancel", ""), ("pause", ""), ("resume", "paused ")):
+        one, all_of_it = f"{action.capitalize()} a {what}task", f"{action.capitalize()} the {what}tasks of a sweep"
+        api.post(f"/api/tasks/{{name}}/{action}", summary=one, name=action)(changing(service.change, action))
+        api.post(f"/api/sweeps/{{name}}/{action}", summary=all_of_it, name=f"{action} sweep")(
+            changing(service.change_sweep, action)
+        )
 
 
 # ---- reading it -----------------------------------------------------------------------------------------------
@@ -283,11 +290,39 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
 
 def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -> None:
     @api.get("/api/tasks", summary="List tasks")
-    async def listed(state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
-        if not 0 <= beyond < 2**62:
-            raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
-        text = await _in(service.reads, service.page, state, user, limit, beyond)
+    async def listed(
+        state: str | None = None,
+        user: str | None = None,
+        sweep: str | None = None,
+        limit: int = 1000,
+        beyond: int = 0,
+    ) -> Response:
+        text = await _in(service.reads, service.page, state, user, limit, beyond, sweep)
         return Response(text, media_type="application/json")
+
+    @api.get("/api/sweeps", summary="List sweeps")
+    async def sweeps(user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
+        return await _json(service.reads, service.sweeps, user, limit, beyond)
+
+    @api.get("/api/sweeps/{sweep}", summary="Show a sweep")
+    async def show_sweep(sweep: str) -> Response:
+        return await _json(service.reads, service.sweep, sweep)
+
+    rendering = asyncio.Lock()  # one at a time: each is a process that loads torch
+
+    async def report(described: Callable[[str], dict[str, Any]], name: str) -> Response:
+        found = await _in(service.reads, described, name)
+        async with rendering:
+            page = await _in(None, service.render, found)
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    @api.get("/api/sweeps/{sweep}/report", summary="The report of a sweep as it stands", response_class=HTMLResponse)
+    async def report_sweep(sweep: str) -> Response:
+        return await report(service.described_sweep, sweep)
+
+    @api.get("/api/tasks/{task}/report", summary="The report of a task that is done", response_class=HTMLResponse)
+    async def report_task(task: str) -> Response:
+        return await report(service.described_task, task)
 
     @api.get("/api/tasks/{task}", summary="Show a task")
     async def show(task: str) -> Response:

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from weft.core.errors import InputError, WeftError
 from weft.core.run_options import Placement, RunOptions, refuse_misplaced
@@ -23,7 +23,17 @@ from weft.core.sweep import Sweep, tasks_in
 from weft.core.task import Task
 from weft.core.wording import option
 from weft.serve.queue_db import ENDED
-from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, given_settings, is_loopback
+from weft.serve.submissions import (
+    LARGEST_NODE,
+    MOST_SETTINGS_BYTES,
+    OPTION_RULES,
+    check_option,
+    given_settings,
+    is_loopback,
+)
+
+if TYPE_CHECKING:
+    from weft.engine.sweep_result import SweepResult
 
 # ---- What a user gives to the client, checked before anything is sent: ids, numbers, nodes, work, address and token.
 
@@ -32,9 +42,24 @@ SHOWN = 80  # characters of a value in a message
 DEFAULT_SERVER = "http://127.0.0.1:8787"
 
 TaskId = str | Mapping[str, Any]
+Named = Union[TaskId, "SubmittedSweep"]  # a task, or a sweep
 
 
 # ---- tasks -------------------------------------------------------------------------------------------------
+
+A_SWEEP = re.compile(r"[\w=.+-]{1,100}-[0-9]{1,18}", re.ASCII)  # which no id of a task is
+
+
+def is_sweep(name: object) -> bool:
+    """Whether ``name`` is that of a sweep rather than a task."""
+    return isinstance(name, SubmittedSweep) or (isinstance(name, str) and A_SWEEP.fullmatch(name) is not None)
+
+
+def path_of(task: Named) -> str:
+    """The path of a task, or of a sweep by its name, in the server's HTTP interface."""
+    if is_sweep(task):
+        return f"/api/sweeps/{task.name if isinstance(task, SubmittedSweep) else task}"
+    return f"/api/tasks/{task_id(task)}"
 
 
 def task_id(task: TaskId) -> str:
@@ -137,16 +162,39 @@ class UnreachableError(ServerError):
     """Nothing answers at the address: the server has ended, is being started again, or was never there."""
 
 
+class SubmittedSweep(list[dict[str, Any]]):
+    """The tasks of a sweep in the queue, as the server showed them last, and its ``name`` there.
+
+    Every method of :class:`Client` that takes a task takes it, or its name, for all of its tasks.
+    """
+
+    def __init__(self, client: Client, name: str, tasks: Iterable[dict[str, Any]]) -> None:
+        super().__init__(tasks)
+        self.client, self.name = client, name
+
+    def wait(self, seconds: float | None = None) -> SubmittedSweep:
+        """Return once all tasks have ended."""
+        return SubmittedSweep(self.client, self.name, self.client.wait(self, seconds))
+
+    def result(self, folder: str | os.PathLike[str]) -> SweepResult:
+        """The outcome of a sweep whose tasks have ended, as :func:`weft.run` returns it; downloads to ``folder``."""
+        from weft.engine.loading import read_result  # imports torch, which a client does without
+
+        result: Any = read_result(self.client.fetch(self, folder))
+        return result
+
+
 class Client:
     """The queue at ``server`` (``$WEFT_SERVER``, else ``http://127.0.0.1:8787``).
 
     ``token``: the token itself, or the path of a file with one (``$WEFT_TOKEN``); None on a server that needs none.
-    A task is given by its id, or as the dict that :meth:`submit` and :meth:`tasks` return.
+    A task is given by its id, or as the dict that :meth:`submit` and :meth:`tasks` return; a sweep by its name, or as
+    the :class:`SubmittedSweep` that :meth:`submit` returns.
 
     >>> client = weft.Client()
-    >>> tasks = client.submit(weft.Sweep("demo", model="gcn", seed=range(4)))
-    >>> client.wait(tasks)
-    >>> client.fetch(tasks[0], "results")
+    >>> sweep = client.submit(weft.Sweep("demo", model="gcn", seed=range(4)))
+    >>> sweep.wait()
+    >>> result = sweep.result("results")
     """
 
     def __init__(self, server: str | None = None, token: str | os.PathLike[str] | None = None, timeout: float = 30.0):
@@ -193,8 +241,13 @@ class Client:
         plain = options.for_queue
         options.check_tasks(tasks)
         body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after), **plain}
+        if isinstance(work, Sweep):
+            described = work.to_dict()  # of one with many explicit tasks its name alone
+            body["sweep"] = described if len(json.dumps(described)) < MOST_SETTINGS_BYTES else {"name": work.name}
         body |= _checked(priority=priority, key=key, user=user, deadline=deadline, time_limit=time_limit)
-        return self._json("POST", "/api/tasks", body)["tasks"]
+        queued = self._json("POST", "/api/tasks", body)["tasks"]
+        sweep = queued[0].get("sweep")
+        return SubmittedSweep(self, sweep, queued) if sweep else queued
 
     def infer(
         self,
@@ -228,41 +281,52 @@ class Client:
         body |= _checked(priority=priority, key=key, user=user)
         return self._json("POST", "/api/tasks", body)["tasks"][0]
 
-    def cancel(self, task: TaskId) -> dict[str, Any]:
-        """Cancel a task."""
-        return self._change(task, "cancel")
+    def cancel(self, task: Named) -> dict[str, Any]:
+        """Cancel a task, or all of a sweep that have not ended (``changed``: how many)."""
+        return self._json("POST", f"{path_of(task)}/cancel", {})
 
-    def pause(self, task: TaskId) -> dict[str, Any]:
-        """Keep a task from running until it is resumed; a running one saves a checkpoint first."""
-        return self._change(task, "pause")
+    def pause(self, task: Named) -> dict[str, Any]:
+        """Keep a task, or all of a sweep, from running until it is resumed; a running one saves a checkpoint first."""
+        return self._json("POST", f"{path_of(task)}/pause", {})
 
-    def resume(self, task: TaskId) -> dict[str, Any]:
-        """Queue a paused task again."""
-        return self._change(task, "resume")
-
-    def _change(self, task: TaskId, what: str) -> dict[str, Any]:
-        return self._json("POST", f"/api/tasks/{task_id(task)}/{what}", {})
+    def resume(self, task: Named) -> dict[str, Any]:
+        """Queue a paused task, or the paused tasks of a sweep, again."""
+        return self._json("POST", f"{path_of(task)}/resume", {})
 
     # ---- reading -----------------------------------------------------------------------------------------
 
-    def tasks(self, state: str | None = None, user: str | None = None) -> list[dict[str, Any]]:
-        """All tasks in order of submission, or those of a state or a user."""
+    def tasks(
+        self, state: str | None = None, user: str | None = None, sweep: str | None = None
+    ) -> list[dict[str, Any]]:
+        """All tasks in order of submission, or those of a state, a user or a sweep."""
         found: list[dict[str, Any]] = []
-        beyond: int | None = 0
-        while beyond is not None:
-            asked = {"state": state, "user": user, "limit": 5000, "beyond": beyond}
-            query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-            page = self._json("GET", f"/api/tasks?{query}")
+        for page in self._pages("/api/tasks", state=state, user=user, sweep=sweep):
             for task in page["tasks"]:
                 unplanned = {"queued": "waits to be planned", "planned": ""}.get(task["state"])
                 task["why"] = "" if unplanned is None else page["why"].get(task["id"], unplanned)
             found += page["tasks"]
-            beyond = page["next"]
         return found
 
-    def show(self, task: TaskId) -> dict[str, Any]:
-        """One task with its estimate, why it waits, and its result."""
-        return self._json("GET", f"/api/tasks/{task_id(task)}")
+    def sweeps(self, user: str | None = None) -> list[dict[str, Any]]:
+        """All sweeps in order of submission, or those of a user; ``counts``: how many tasks are in which state."""
+        return [sweep for page in self._pages("/api/sweeps", user=user) for sweep in page["sweeps"]]
+
+    def _pages(self, path: str, **asked: Any) -> Iterator[dict[str, Any]]:
+        beyond: int | None = 0
+        while beyond is not None:
+            wanted = {name: value for name, value in asked.items() if value is not None}
+            query = urllib.parse.urlencode({**wanted, "limit": 5000, "beyond": beyond})
+            page = self._json("GET", f"{path}?{query}")
+            yield page
+            beyond = page["next"]
+
+    def show(self, task: Named) -> dict[str, Any]:
+        """One task with its estimate, why it waits, and its result; or a sweep with its settings and its best task."""
+        return self._json("GET", path_of(task))
+
+    def report(self, task: Named) -> str:
+        """The report of a sweep as it stands, or of a task that is done: an HTML page."""
+        return self._bytes("GET", f"{path_of(task)}/report").decode("utf-8")
 
     def logs(self, task: TaskId) -> str:
         """What a task printed, and the notes of its run."""
@@ -276,19 +340,41 @@ class Client:
         """Settings, metrics and history of a task that is done, or diverged: what is in its ``result.json``."""
         return self._json("GET", f"/api/tasks/{task_id(task)}/result")
 
-    def fetch(self, task: TaskId, folder: str | os.PathLike[str]) -> Path:
-        """Download the files of a task that is done into ``folder/TASK``; returns that folder.
+    def fetch(self, task: Named, folder: str | os.PathLike[str]) -> Path:
+        """Download the files of a task that is done, or of a sweep that has ended, into ``folder/TASK``: its folder.
+
+        Of a sweep it is what a run of it leaves, less its checkpoints.
 
         Of a task whose loss became NaN they have the best weights from before, and ``"status": "diverged"``.
         They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
         task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
         weights, if it does.
         """
+        name = path_of(task).rpartition("/")[2]
         try:
-            place = Path(folder) / task_id(task)
+            place = Path(folder) / name
         except TypeError:
             raise InputError(f"folder: expected the path of a folder, not {_kind(folder)}") from None
-        inferred = self.show(task)["kind"] == "inference"
+        if not is_sweep(task):
+            self._fetch_files(self.show(name), place)
+            return place
+        tasks = self.tasks(sweep=name)
+        described = {**self.show(name), "members": tasks}
+        left = sum(one["state"] not in ENDED for one in tasks)
+        if left:
+            told = f"sweep {name!r}: {left} of its {len(tasks)} tasks have not ended"
+            raise InputError(f"{told}; wait for it (weft watch {name}), cancel them, or fetch single tasks")
+        from weft.serve.sweep_result import member_folders, write_sweep  # imports torch
+
+        folders = member_folders(place, described)
+        for one, inside in zip(tasks, folders, strict=True):
+            if one["state"] == "done" or one["score"] is not None:  # or it diverged after a usable epoch
+                self._fetch_files(one, inside)
+        write_sweep(place, described, folders)
+        return place
+
+    def _fetch_files(self, task: Mapping[str, Any], place: Path) -> None:
+        inferred = task["kind"] == "inference"
         other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
         kept = [("kept.safetensors", "kept")] if "kept" in self.result(task) else []
         try:
@@ -309,7 +395,6 @@ class Client:
                 with file:
                     shutil.copyfileobj(answer, file, 1 << 20)
             os.replace(partial, place / name)
-        return place
 
     def events(
         self,
@@ -356,18 +441,21 @@ class Client:
                 on_lost(f"the connection to {self.server} was lost; waiting up to {patience:.0f} s for it to come back")
             told = True
 
-    def wait(self, tasks: TaskId | Sequence[TaskId], seconds: float | None = None) -> list[dict[str, Any]]:
-        """Return once all of ``tasks`` (ids, or what :meth:`submit` returned) have ended; how they stand then."""
-        names = task_ids(tasks)
+    def wait(self, tasks: Named | Sequence[TaskId], seconds: float | None = None) -> list[dict[str, Any]]:
+        """Return once all of ``tasks`` (ids, or what :meth:`submit` returned), or of a sweep, have ended; the tasks."""
+        sweep = path_of(tasks).rpartition("/")[2] if is_sweep(tasks) else None
         until = None if seconds is None else time.monotonic() + seconds
-        found = [self.show(name) for name in names]
+        found = self.tasks(sweep=sweep) if sweep else [self.show(name) for name in task_ids(tasks)]
         while not all(task["state"] in ENDED for task in found):
             if until is not None and time.monotonic() > until:
                 left = sum(task["state"] not in ENDED for task in found)
                 raise ServerError(f"{left} of {len(found)} tasks have not ended after {seconds:g} s")
             time.sleep(0.2)
             try:
-                found = [task if task["state"] in ENDED else self.show(task["id"]) for task in found]
+                if sweep:
+                    found = self.tasks(sweep=sweep)
+                else:
+                    found = [task if task["state"] in ENDED else self.show(task["id"]) for task in found]
             except (UnreachableError, OSError, http.client.HTTPException):
                 left_over = PATIENCE if until is None else max(until - time.monotonic(), 0.0)
                 self._until_back(min(left_over, PATIENCE), None)

@@ -28,6 +28,7 @@ from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
+from weft.serve.rivals import first_message, group_ended, standing, tell_later_groups
 from weft.serve.state import (
     ALONE_SECONDS,
     QUARTER,
@@ -35,6 +36,7 @@ from weft.serve.state import (
     TRANSIENT_ERRORS,
     ActiveGroup,
     SupervisorState,
+    contest_of,
     estimate_key,
     is_inference,
     is_suspect,
@@ -96,6 +98,7 @@ class GroupEndings:
         if active is None:
             return
         self._charge(active)
+        group_ended(self._state, active, message.get("members", {}))
         if unfit := _unfit(worker, message):
             worker.kill(unfit)
         elif active.users_code:
@@ -251,6 +254,7 @@ class GroupEndings:
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
+            group_ended(self._state, active, {})
             kind = "orphaned" if orphaned else "memory" if reason.startswith("out of memory") else "gone"
             self._write(partial(self._ended, active, {"error": reason, "kind": kind, "held": worker.bytes}))
 
@@ -264,6 +268,7 @@ def _result(active: ActiveGroup, outcome: Mapping[str, Any]) -> dict[str, Any]:
         "group": active.group.id,
         "peak_bytes": outcome.get("peak_bytes"),
         "took": active.took,
+        **({"scores": outcome["scores"]} if outcome.get("scores") else {}),
     }
 
 
@@ -506,6 +511,7 @@ class Groups:
                 if (limit := self._state.time_limit(task)) is not None
             },
         )
+        active.contest, active.first = contest_of(claimed[0]), min(task.position for task in claimed)
         for other in self._state.active.values():
             if set(other.running.places) & set(active.running.places):
                 other.shared = active.shared = True
@@ -549,7 +555,9 @@ class Groups:
                 },
                 split=split,
                 cancel=[task.id for task in cancelled],
+                **first_message(self._state, active),
             )
+            tell_later_groups(self._state, active, standing(active, active.members))
         return True
 
     def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> Plan | None:

@@ -63,9 +63,8 @@ class ServeOptions:
     beyond its group's bytes before its allocations fail.
     ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
     how long ended tasks and their folders are kept (None: for good). ``keep_graphs``: bytes of graphs that each worker
-    keeps between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the
-    budget that no group gets (None: what workers may hold between groups, at most a quarter). ``mps``: whether NVIDIA's
-    multi-process service is started for several workers of a GPU.
+    keeps between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may hold between
+    groups, at most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
     """
 
     db: Path
@@ -90,7 +89,6 @@ class ServeOptions:
     keep_seconds: float | None = None
     keep_graphs: int = 512 * MIB
     reserved: int | None = None
-    pool: bool = False
     mps: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
 import uuid
@@ -80,6 +81,7 @@ class QueueTask(PlainData):
     plan: Mapping[str, Any] | None = None
     result: Mapping[str, Any] | None = None
     error: str | None = None
+    sweep: str | None = None
 
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> QueueTask:
@@ -110,7 +112,7 @@ def storable(value: Any) -> Any:
 # ---- The file: an SQLite database in WAL mode, its tables and indices, and its transactions
 
 MOST_PAGE_BYTES = 1 << 20  # after which a page of a listing ends: made in 20 ms
-FORMAT = 3  # of the tables below; the file holds it as its user_version
+FORMAT = 4  # of the tables below; the file holds it as its user_version
 BUSY_SECONDS = 30.0
 TABLES = """
 CREATE TABLE IF NOT EXISTS tasks (
@@ -130,7 +132,15 @@ CREATE TABLE IF NOT EXISTS tasks (
     updated REAL NOT NULL,
     plan TEXT,
     result TEXT,
-    error TEXT
+    error TEXT,
+    sweep TEXT
+);
+CREATE TABLE IF NOT EXISTS sweeps (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    created REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS dependencies (
     task TEXT NOT NULL,
@@ -174,6 +184,7 @@ CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, positi
 DROP INDEX IF EXISTS tasks_by_user;
 CREATE INDEX IF NOT EXISTS tasks_by_turn ON tasks (user, state, priority DESC, position);
 CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS tasks_by_sweep ON tasks (sweep, position, state) WHERE sweep IS NOT NULL;
 CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
 CREATE INDEX IF NOT EXISTS dependencies_by_need ON dependencies (needs);
 CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
@@ -429,7 +440,8 @@ def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -
 class Submission:
     """A task to queue. The same ``key`` queues it only once; without an ``id`` it gets one.
 
-    ``said_key``: the key as the user gave it, for messages. ``by``: who submits it, for the record.
+    ``said_key``: the key as the user gave it, for messages. ``by``: who submits it, for the record. ``sweep``: what the
+    sweep is that all tasks of its batch are of, as :meth:`weft.Sweep.to_dict` describes it; None for a task by itself.
     """
 
     spec: Mapping[str, Any]
@@ -441,6 +453,7 @@ class Submission:
     max_attempts: int = 3
     said_key: str | None = None
     by: str = ""
+    sweep: Mapping[str, Any] | None = None
 
     @cached_property
     def text(self) -> str:
@@ -539,6 +552,7 @@ class QueueDB:
         """
         self._check_needs(batch)
         now, names = self._clock(), [new.id or os.urandom(6).hex() for new in batch]
+        sweep = None if batch[0].sweep is None else self._insert_sweep(batch[0].sweep, batch[0].user, now)
         rows = json.dumps(
             [
                 (name, new.key, new.user, new.priority, new.text, new.max_attempts, new.after, new.by)
@@ -546,9 +560,10 @@ class QueueDB:
             ]
         )
         columns, new_row = "id, key, user, priority, spec, max_attempts, after", "json_extract(value, '$[{}]')".format
-        query = f"INSERT INTO tasks ({columns}, state, created, updated) SELECT {', '.join(map(new_row, range(7)))}"
+        taken = ", ".join(map(new_row, range(7)))
+        query = f"INSERT INTO tasks ({columns}, state, created, updated, sweep) SELECT {taken}, 'queued', ?, ?, ?"
         try:
-            self.connection.execute(f"{query}, 'queued', ?, ? FROM json_each(?)", (now, now, rows))
+            self.connection.execute(f"{query} FROM json_each(?)", (now, now, sweep, rows))
         except sqlite3.IntegrityError:
             raise QueueError("a task is in the queue already; choose another id, or submit with a key") from None
         first = self.connection.execute("SELECT last_insert_rowid()").fetchone()[0] - len(batch) + 1
@@ -562,9 +577,19 @@ class QueueDB:
         self.connection.execute(query, (now, rows))
         return [
             QueueTask(name, first + place, "queued", new.spec, new.key, new.user, new.priority, new.after,
-                      max_attempts=new.max_attempts, created=now, updated=now)
+                      max_attempts=new.max_attempts, created=now, updated=now, sweep=sweep)
             for place, (name, new) in enumerate(zip(names, batch, strict=True))
         ]  # fmt: skip
+
+    def _insert_sweep(self, spec: Mapping[str, Any], user: str, now: float) -> str:
+        """Write a new sweep; its name: the user's, or ``sweep``, with the next number, which no id of a task has."""
+        stem = re.sub(r"[^\w=.+-]+", "_", str(spec.get("name") or ""), flags=re.ASCII).strip("_.")[:80] or "sweep"
+        last = "SELECT max(CAST(substr(name, ?) AS INTEGER)) FROM sweeps WHERE name > ? AND name < ?"  # . follows -
+        row = self.connection.execute(last, (len(stem) + 2, f"{stem}-", f"{stem}.")).fetchone()
+        name = f"{stem}-{(row[0] or 0) + 1}"
+        query = "INSERT INTO sweeps (name, user, spec, created) VALUES (?, ?, ?, ?)"
+        self.connection.execute(query, (name, user, _json(spec), now))
+        return name
 
     def _same(self, new: Submission, former: QueueTask) -> QueueTask:
         """``former``, the task that was queued under the key of ``new``; a :class:`QueueError` if it is another one."""
@@ -729,6 +754,28 @@ class QueueDB:
                 raise QueueError(f"task {task!r} is {paused.state}, not paused; only a paused task can be resumed")
             return self._change(paused, "queued", by)
 
+    def change_sweep(self, sweep: str, action: str, by: str) -> list[str]:
+        """Cancel, pause or resume the tasks of a sweep that can be, in one transaction; their ids.
+
+        By as many statements for 10,000 tasks as for one, but for those that others depend on.
+        """
+        state, former = SWEEP_CHANGES[action]
+        with self.writing() as db:
+            now, marks = self._clock(), ", ".join("?" for _ in former)
+            rows = db.execute(
+                "UPDATE tasks SET state = ?, updated = ?, worker = NULL, lease_until = NULL, "
+                "max_attempts = max_attempts + (? = 'paused' AND state = 'running') "  # a pause is no failed attempt
+                f"WHERE sweep = ? AND state IN ({marks}) RETURNING id",
+                (state, now, state, sweep, *former),
+            )
+            changed = [row["id"] for row in rows.fetchall()]
+            self._emit(changed, state, now, {"by": by} if by else {})
+            if state == "cancelled":
+                query = "SELECT DISTINCT needs FROM dependencies WHERE needs IN (SELECT value FROM json_each(?))"
+                needed = db.execute(query, (json.dumps(changed),)).fetchall()
+                self._fail_dependent([row["needs"] for row in needed], state, now)
+        return changed
+
     def _held(self, task: str, worker: str, attempt: int) -> QueueTask:
         held = self.get(task)
         if (held.state, held.worker, held.attempts) != ("running", worker, attempt):
@@ -759,18 +806,22 @@ class QueueDB:
         data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
         self._emit([task.id], state, now, {**data, "by": by} if by else data)
         if state in ("failed", "cancelled"):
-            lost = deque([(task.id, state)])
-            waits = "SELECT task FROM dependencies JOIN tasks ON id = task WHERE needs = ? AND state NOT IN (?, ?, ?)"
-            emit = f"INSERT INTO events (task, kind, time, data) SELECT task, 'failed', ?, ? FROM ({waits})"
-            while lost:  # by three statements per task that others wait for, however many do
-                needed, how = lost.popleft()
-                error, which = f"depends on {needed!r}, which was {how}", (needed, *ENDED)
-                self.connection.execute(emit, (now, _json({"error": error}), *which))
-                query = f"SELECT DISTINCT needs FROM dependencies WHERE needs IN ({waits})"
-                lost.extend((row["needs"], "failed") for row in self.connection.execute(query, which).fetchall())
-                query = f"UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE id IN ({waits})"
-                self.connection.execute(query, (now, error, *which))
+            self._fail_dependent([task.id], state, now)
         return self.get(task.id)
+
+    def _fail_dependent(self, tasks: Iterable[str], state: str, now: float) -> None:
+        """Fail what depends on ``tasks``, which have become ``state``."""
+        lost = deque((task, state) for task in tasks)
+        waits = "SELECT task FROM dependencies JOIN tasks ON id = task WHERE needs = ? AND state NOT IN (?, ?, ?)"
+        emit = f"INSERT INTO events (task, kind, time, data) SELECT task, 'failed', ?, ? FROM ({waits})"
+        while lost:  # by three statements per task that others wait for, however many do
+            needed, how = lost.popleft()
+            error, which = f"depends on {needed!r}, which was {how}", (needed, *ENDED)
+            self.connection.execute(emit, (now, _json({"error": error}), *which))
+            query = f"SELECT DISTINCT needs FROM dependencies WHERE needs IN ({waits})"
+            lost.extend((row["needs"], "failed") for row in self.connection.execute(query, which).fetchall())
+            query = f"UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE id IN ({waits})"
+            self.connection.execute(query, (now, error, *which))
 
     def _emit(self, tasks: Sequence[str], kind: str, now: float, data: Mapping[str, Any]) -> None:
         """Write the same event of some tasks."""
@@ -796,8 +847,38 @@ class QueueDB:
         """The first tasks of every user in ``state``, one of each in turn."""
         return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "tasks.*", state, limit)]
 
+    def sweeps(
+        self, user: str | None = None, limit: int = 1000, beyond: int = 0, name: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Sweeps of a user or a name in order of submission, with how many tasks of each are in which state."""
+        where = "number > ? AND user = coalesce(?, user) AND name = coalesce(?, name) ORDER BY number LIMIT ?"
+        counts = "SELECT state, count(*) AS n FROM tasks WHERE sweep = sweeps.name GROUP BY state"
+        query = f"SELECT *, (SELECT json_group_object(state, n) FROM ({counts})) AS counts FROM sweeps WHERE {where}"
+        rows = [dict(row) for row in self.connection.execute(query, (beyond, user, name, limit)).fetchall()]
+        return [{**row, "spec": json.loads(row["spec"]), "counts": json.loads(row["counts"])} for row in rows]
+
+    def members(self, sweep: str) -> list[QueueTask]:
+        """The tasks of a sweep in order."""
+        query = "SELECT * FROM tasks WHERE sweep = ? ORDER BY position"
+        return [QueueTask.from_row(row) for row in self.connection.execute(query, (sweep,))]
+
+    def ranked(self, sweep: str) -> list[dict[str, Any]]:
+        """Tasks of a sweep with the lowest and with the highest score (one if there is one), and the metric."""
+        score = f"json_extract(result, '$.metrics.val_' || {_METRIC})"
+        columns = f"id, json_extract(spec, '$.task.name') AS name, {score} AS score, {_METRIC} AS metric"
+        where = "sweep = ? AND result IS NOT NULL AND score IS NOT NULL ORDER BY score, position"
+        rows = self.connection.execute(f"SELECT {columns} FROM tasks WHERE {where}", (sweep,)).fetchall()
+        return [dict(row) for row in (rows if len(rows) < 2 else (rows[0], rows[-1]))]
+
+    def scores_of(self, sweep: str, graph: str) -> list[sqlite3.Row]:
+        """Group and scores of the tasks of a sweep on a graph that have ended with them, in order."""
+        of_group, scores = "json_extract(result, '$.group') AS batch", "json_extract(result, '$.scores') AS scores"
+        where = "sweep = ? AND json_extract(spec, '$.task.graph') = ? AND scores IS NOT NULL"
+        query = f"SELECT id, position, {of_group}, {scores} FROM tasks WHERE {where} ORDER BY position"
+        return self.connection.execute(query, (sweep, graph)).fetchall()
+
     def rows_as_json(
-        self, state: str | None, user: str | None, limit: int, beyond: int
+        self, state: str | None, user: str | None, limit: int, beyond: int, sweep: str | None = None
     ) -> tuple[str, list[str], int | None]:
         """Tasks as one JSON text without their plans and results, their ids, and the position to go on beyond.
 
@@ -806,7 +887,8 @@ class QueueDB:
         """
         texts: list[str] = []
         names: list[str] = []
-        chosen = {name: value for name, value in {"state": state, "user": user}.items() if value is not None}
+        wanted = {"state": state, "user": user, "sweep": sweep}
+        chosen = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(["position > ?", *(f"{name} = ?" for name in chosen)])
         while (count := limit - len(names)) > 0 and (room := MOST_PAGE_BYTES - sum(map(len, texts))) > 0:
             likely = room * len(names) // (MOST_PAGE_BYTES - room) + 1 if names else 100
@@ -871,16 +953,18 @@ _LATE = f"json(iif({_DEADLINE} IS NULL, 'null', iif({_END} > {_DEADLINE}, 'true'
 _LISTED = f"""json_object(
     'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
     'kind', coalesce(json_extract(spec, '$.kind'), 'training'),
-    'user', user, 'priority', priority, 'deadline', {_DEADLINE}, 'late', {_LATE},
+    'user', user, 'sweep', sweep, 'priority', priority, 'deadline', {_DEADLINE}, 'late', {_LATE},
     'after', json(after), 'attempts', attempts,
     'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
     'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
     'how', coalesce(json_extract(plan, '$.why'), ''),
     'metric', {_METRIC},
+    'status', json_extract(result, '$.status'),
     'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
 )"""
 _STREAMED = """'id: ' || seq || char(10) || 'event: ' || kind || char(10) || 'data: ' || json_object(
     'seq', seq, 'task', task, 'kind', kind, 'time', time, 'data', json(data)) || char(10) || char(10)"""
+SWEEP_CHANGES = {"cancel": ("cancelled", OPEN), "pause": ("paused", OPEN[:3]), "resume": ("queued", ("paused",))}
 _NO_WORKER: Mapping[str, Any] = {"worker": None, "lease_until": None}
 
 

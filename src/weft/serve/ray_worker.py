@@ -30,7 +30,6 @@ class WorkerHost:
     def __init__(self, device: str, options: WorkerOptions) -> None:
         command = [sys.executable, "-m", "weft.serve.worker", "--device", device]
         command += ["--parent", str(os.getpid()), "--keep-bytes", str(options.keep_bytes)]
-        command += ["--pooled"] if options.pooled else []
         self._lines: queue.Queue[str] = queue.Queue()
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **options.environment}

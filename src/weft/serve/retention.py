@@ -122,6 +122,7 @@ def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
         for table, column in (("events", "task"), ("dependencies", "task"), ("tasks", "id")):
             db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(name,) for name in names])
         db.execute(_DELETE_GROUPS, (before,))
+        db.execute("DELETE FROM sweeps WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.sweep = sweeps.name)")
     remove_unused(queue, runs, names)
     return len(names)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.core.errors import WeftError
+from weft.core.settings import lower_is_better
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.state import COUNTERS, is_late, run_options_of
@@ -22,6 +25,8 @@ from weft.serve.supervisor import Supervisor
 MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
 MOST_LOG_BYTES = 1 << 20
 MOST_LISTED = 10_000
+MOST_SWEEPS = 1_000  # of a page
+RENDER_SECONDS = 120.0  # at most for a report
 MOST_CHANGES = 100  # of a task, that are shown: the last ones
 LARGE_BYTES = 4 << 10  # of settings and nodes per task, beyond which a submission counts against
 MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: decisions hold them in memory
@@ -118,6 +123,15 @@ class QueueService:
         self.supervisor.wake()
         return self.shown(changed)
 
+    def change_sweep(self, action: Literal["cancel", "pause", "resume"], name: str, user: str) -> dict[str, Any]:
+        """Cancel, pause or resume for ``user`` the tasks of a sweep that can be; the sweep, and how many were."""
+        owner = self._sweep(name)["user"]
+        if user not in (OPERATOR, owner):
+            raise BadRequestError(f"sweep {name!r} belongs to {owner or THE_OPERATOR!r}", 403)
+        changed = self._db.change_sweep(name, action, user or THE_OPERATOR)
+        self.supervisor.wake()
+        return {**self._hidden.data(self._sweep(name)), "changed": len(changed)}
+
     # ---- reading: in the thread of reads -----------------------------------------------------------------
 
     def show(self, task: str) -> dict[str, Any]:
@@ -129,16 +143,62 @@ class QueueService:
         known["options"] = run_options_of(shown.spec)
         return {**self.shown(shown), **known}
 
-    def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
+    def _sweep(self, name: str) -> dict[str, Any]:
+        for row in self._db.sweeps(name=name):
+            return row
+        raise BadRequestError(f"there is no sweep {name[:80]!r}", 404)
+
+    def sweeps(self, user: str | None, limit: int, beyond: int) -> dict[str, Any]:
+        """Sweeps in order of submission, a page at a time; ``next`` is what to give as ``beyond`` for the next one."""
+        _check_page(limit, beyond)
+        found = self._db.sweeps(user, min(limit, MOST_SWEEPS), beyond)
+        listed = [{key: value for key, value in row.items() if key != "spec"} for row in found]
+        following = found[-1]["number"] if len(found) == min(limit, MOST_SWEEPS) else None
+        return {"sweeps": listed, "next": following}
+
+    def sweep(self, name: str) -> dict[str, Any]:
+        """One sweep: its settings, how many tasks are in which state, and the best of those that are done."""
+        known, rows = self._sweep(name), self._db.ranked(name)
+        metric = rows[0].pop("metric") if rows else None
+        best = rows[0 if lower_is_better(f"val_{metric}") else -1] if rows else None
+        return self._hidden.data({**known, "best": best, "metric": metric})
+
+    def described_sweep(self, name: str) -> dict[str, Any]:
+        """What the report of a sweep is made from: its settings, and its tasks with the folders of their results."""
+        known = self._sweep(name)
+        return {**known, "members": [self._described(task) for task in self._db.members(name)]}
+
+    def described_task(self, task: str) -> dict[str, Any]:
+        """What the report of a task that has left a result is made from."""
+        self.file(task, "result.json")
+        entry = self._task(task)
+        if entry.spec.get("kind") == "inference":
+            raise BadRequestError(f"task {task!r} is an inference task, of which there is no report", 409)
+        return {"members": [self._described(entry)]}
+
+    def _described(self, task: QueueTask) -> dict[str, Any]:
+        folder = (task.result or {}).get("folder")
+        return {**self.shown(task), "folder": None if folder is None else str(self.options.runs / str(folder))}
+
+    def render(self, described: Mapping[str, Any]) -> str:
+        """The page of a sweep, made by a process of its own: this one does without torch. In any thread."""
+        command, text = [sys.executable, "-m", "weft.serve.sweep_result"], json.dumps(described).encode()
+        try:
+            made = subprocess.run(command, input=text, capture_output=True, timeout=RENDER_SECONDS, check=True)
+        except subprocess.SubprocessError as error:
+            lines = (getattr(error, "stderr", None) or b"it took too long").decode("utf-8", "replace").splitlines()
+            raise WeftError(f"the report could not be made ({self._hidden.text(lines[-1][:200])})") from None
+        return self._hidden.text(made.stdout.decode())
+
+    def page(self, state: str | None, user: str | None, limit: int, beyond: int, sweep: str | None = None) -> str:
         """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait.
 
         ``next`` is what to give as ``beyond`` for the next page, which may come before ``limit`` tasks.
         """
         if state is not None and state not in STATES:
             raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")
-        if not 1 <= limit <= MOST_LISTED:
-            raise BadRequestError(f"limit={limit} must be from 1 to {MOST_LISTED:,}")
-        text, names, following = self._db.rows_as_json(state, user, limit, beyond)
+        _check_page(limit, beyond)
+        text, names, following = self._db.rows_as_json(state, user, limit, beyond, sweep)
         reasons = self.supervisor.view["why"]
         why = json.dumps({name: reasons[name] for name in names if name in reasons})
         return self._hidden.json_text(f'{{"tasks": [{text}], "next": {json.dumps(following)}, "why": {why}}}')
@@ -207,8 +267,7 @@ class QueueService:
         why = self.supervisor.view["why"].get(task.id, "") if task.state in ("queued", "planned") else ""
         if task.state == "queued" and not why:
             why = "waits to be planned"
-        metrics = (task.result or {}).get("metrics", {})
-        metric = metrics.get("metric")
+        score, metric = _score(task)
         return {
             "id": task.id,
             "position": task.position,
@@ -230,9 +289,25 @@ class QueueService:
             "why": self._hidden.text(why),
             "how": self._hidden.text(str(plan.get("why", ""))),
             "error": task.error and self._hidden.text(task.error),
-            "score": metrics.get(f"val_{metric}") if metric else None,
+            "score": score,
             "metric": metric,
+            "sweep": task.sweep,
+            "status": (task.result or {}).get("status"),
         }
+
+
+def _score(task: QueueTask) -> tuple[float | None, str | None]:
+    """The score of a task that has ended, and the metric that it is of."""
+    metrics = (task.result or {}).get("metrics", {})
+    metric = metrics.get("metric")
+    return (metrics.get(f"val_{metric}") if metric else None), metric
+
+
+def _check_page(limit: int, beyond: int) -> None:
+    if not 1 <= limit <= MOST_LISTED:
+        raise BadRequestError(f"limit={limit} must be from 1 to {MOST_LISTED:,}")
+    if not 0 <= beyond < 2**62:
+        raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
 
 
 def _said(data: Mapping[str, Any]) -> str:

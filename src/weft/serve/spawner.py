@@ -140,13 +140,12 @@ def _fork(
         _use_threads(request.get("threads"), request["device"])
         # Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
         out = handles[1]
-        device, keep, pooled = request["device"], int(request.get("keep_bytes", 0)), bool(request.get("pooled"))
+        device, keep = request["device"], int(request.get("keep_bytes", 0))
         if device.startswith("cuda"):
             os.dup2(out, 1)
             options = ["--device", device, "--parent", str(spawner), "--keep-bytes", str(keep)]
-            options += ["--pooled"] if pooled else []
             os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *options])
-        work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
+        work_on(device, sys.stdin, out, warm=True, keep_bytes=keep)
     finally:
         os._exit(0)
 

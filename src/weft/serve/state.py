@@ -72,13 +72,15 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
     seconds = epochs + setup_seconds
     has_checkpoint = bool(task.attempts)
     join_key = "" if infers else str(plan.get("join_key", ""))
+    apart = " ".join([*([task.user] if runs_users_code(task) else []), *map(str, contest_of(task) or ())])
     return QueuedTask(
         id=task.id,
         bytes=max(int(plan["bytes"]), 0),
         seconds=seconds,
         graph=str(plan.get("graph", "")),
         # One user's code shares no process with another user's tasks: it may end it, hang or change it.
-        join_key=f"{join_key} of {task.user}" if join_key and runs_users_code(task) else join_key,
+        # A policy compares the members of one sweep, so that one that is pruned has groups to itself.
+        join_key=f"{join_key} {apart}" if join_key and apart else join_key,
         fusable=not (infers or plan.get("alone") or task.spec.get("budget") is not None or has_checkpoint),
         structure=str(plan.get("structure", "")),
         shared_bytes=0 if infers else min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
@@ -122,6 +124,12 @@ def is_late(task: QueueTask) -> bool | None:
     target = task.spec["infer"].get("latency_target") if is_inference(task) else None
     due = task.spec.get("deadline") if target is None else task.created + target
     return None if due is None else (task.updated if task.state == "done" else time.time()) > due
+
+
+def contest_of(task: QueueTask) -> tuple[str, str, str] | None:
+    """Pruning policy, sweep and graph of a task of a sweep that is pruned; None of any other."""
+    prune = task.spec.get("options", {}).get("prune")
+    return (prune, task.sweep, str(task.spec["task"].get("graph"))) if prune and task.sweep else None
 
 
 def runs_users_code(task: QueueTask) -> bool:
@@ -193,6 +201,7 @@ class ActiveGroup:
     heard: float
     users_code: bool = False  # whether it runs code that is not Weft's
     epoch: int = 0
+    best: dict[str, float] = field(default_factory=dict)  # score so far, by member
     progress_at: float = 0.0  # when its progress was last recorded
     leaving: bool = False  # it is to save and return
     alone_until: float = 0.0  # by the clock of ``began``: until then nothing else starts
@@ -201,6 +210,9 @@ class ActiveGroup:
     took: Mapping[str, Any] | None = None  # of the processor, once it has ended
     may_run: dict[str, float] = field(default_factory=dict)  # seconds, of members with a time limit
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
+    contest: tuple[str, str, str] | None = None  # of a sweep that is pruned: see :mod:`weft.serve.rivals`
+    first: int = 0  # the position of its first member
+    scores: dict[str, Any] = field(default_factory=dict)  # of such a sweep, by member
     began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
 
     @property

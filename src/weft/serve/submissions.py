@@ -251,7 +251,8 @@ def _digest(token: str) -> bytes:
 
 
 RUN_OPTIONS = tuple(row.name for row in options_of("run"))
-FIELDS = ("task", "tasks", "infer", "after", "user", *(name for name in OPTION_RULES if name != "latency_target"))
+FIELDS = ("task", "tasks", "sweep", "infer", "after", "user")
+FIELDS += tuple(name for name in OPTION_RULES if name != "latency_target")
 FIELDS += tuple(row.name for row in options_of("queue"))
 DOWNLOADED = ("planetoid", "ogb", "pyg")
 PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
@@ -389,6 +390,7 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
     after = body.get("after") or []
     if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(name, str) for name in after):
         raise BadRequestError("after must be a list of task ids")
+    sweep = _sweep(body)
     if body.get("infer") is not None:
         if "tasks" in body:
             raise BadRequestError("an inference task is submitted alone; leave tasks out")
@@ -423,9 +425,24 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
             after=after,
             max_attempts=attempts or 3,
             said_key=key,
+            sweep=sweep,
         )
         for number, spec in enumerate(specs)
     ]
+
+
+def _sweep(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the sweep is that the tasks of a request are of: as it says, or without a name if it has several tasks."""
+    tasks, sweep = body.get("tasks"), body.get("sweep")
+    if sweep is None:
+        return {} if isinstance(tasks, list) and len(tasks) > 1 else None
+    name = sweep.get("name") if isinstance(sweep, dict) else 0
+    if not isinstance(tasks, list) or (name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT)):
+        most = f"a name of at most {LONGEST_TEXT} characters"
+        raise BadRequestError(f"sweep must be an object such as weft.Sweep.to_dict() gives, with {most}, beside tasks")
+    if len(json.dumps(sweep)) > MOST_SETTINGS_BYTES:
+        raise BadRequestError(f"sweep has more than {MOST_SETTINGS_BYTES:,} bytes; send its name alone", 413)
+    return sweep
 
 
 def _run_options(body: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -34,13 +34,13 @@ from weft.serve.groups import (
     Groups,
     Preempted,
     split,
-    weights_file,
     why_gone,
 )
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import LostQueueError, Owner, QueueDB, QueueTask
 from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
+from weft.serve.rivals import take_scores
 from weft.serve.state import (
     RESTARTED,
     TRANSIENT_ERRORS,
@@ -172,11 +172,11 @@ class Scheduler:
             return {}
         group, first = groups.get(name), considered.get(name)
         member = group.present[0] if group is not None else first
-        needs = {"graph": member.spec.get("graph_path") or "", "weights": None, "tasks": [], "folders": []}
+        needs = {"graph": member.spec.get("graph_path") or "", "tasks": [], "folders": []}
         if group is not None:
             return {**needs, "folders": [str(runs / group.group.folder)]}
         if is_inference(first):
-            return {**needs, "weights": weights_file(self._state, first) if self._state.options.pool else None}
+            return needs
         plan = first.plan or {}
         if "from" in plan or first.attempts:
             return {**needs, "folders": [str(runs / plan.get("from", first.id))]}
@@ -372,14 +372,19 @@ class Supervisor(threading.Thread):
     def _show(self) -> dict[str, Any]:
         """The state as it is now, with one more sample of the memory of each device."""
         now = time.time()
-        held, estimated = Counter[str](), Counter[str]()
+        held, kept, estimated = Counter[str](), Counter[str](), Counter[str]()
+        busy: dict[str, float] = {}
         for worker in self.pool.workers.values():
-            held[worker.device] += worker.bytes if worker.name != PLANNER else 0
+            if worker.name != PLANNER:
+                (held if worker.group else kept)[worker.device] += worker.bytes
+                shares = (busy.get(worker.device, 0.0), worker.busy or 0.0)  # of a GPU every worker sees all
+                busy[worker.device] = max(shares) if worker.device.startswith("cuda") else min(sum(shares), 1.0)
         for active in self.state.active.values():
             for device in active.running.places:
                 estimated[device] += active.group.bytes
         for device in self.pool.room:
-            self._samples.append({"time": now, "device": device, "bytes": held[device], "estimate": estimated[device]})
+            memory = {"bytes": held[device], "kept": kept[device], "estimate": estimated[device]}
+            self._samples.append({"time": now, "device": device, **memory, "busy": busy.get(device, 0.0)})
         return {
             "time": now,
             "draining": self.state.draining,
@@ -394,6 +399,7 @@ class Supervisor(threading.Thread):
                     "epoch": active.epoch,
                     "held": active.worker.bytes,
                     "devices": active.running.places,
+                    "best": dict(active.best),
                 }
                 for active in self.state.active.values()
             ],
@@ -489,6 +495,10 @@ class Supervisor(threading.Thread):
         active.heard = now
         if event["event"] == "progress":
             active.epoch = int(event.get("epoch") or active.epoch)
+            for row in event.get("members") or [event]:
+                scores = [value for key, value in row.items() if key.startswith("best_val_")]
+                if scores and row["task"] in active.attempts:
+                    active.best[row["task"]] = scores[0]
             last = active.epoch >= int(event.get("epochs") or 0) > 0 or event.get("done") == event.get("total", 0)
             if now - active.progress_at < PROGRESS_SECONDS and not last:
                 return
@@ -500,6 +510,8 @@ class Supervisor(threading.Thread):
             counters["checkpoints_ready"] += bool(event.get("checkpoint"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
+        elif event["event"] == "scores":
+            take_scores(self.state, active, event["members"])
         self.state.records += records_of(event, active.members, active.group.id)
 
     def _done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:

@@ -7,10 +7,11 @@ unpickled.
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn`` (what groups took that had the device
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
-``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
-running group), ``preempt`` (checkpoint and return), ``stop``.
-From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
-``done``.
+``prefetch`` (a graph, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
+running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
+return), ``stop``.
+From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event`` (of
+the run, or ``scores`` of a sweep that is pruned), ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
 The worker ends with the process that started it.
@@ -49,6 +50,7 @@ from weft.core.task import Task
 from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.result import RESULT
+from weft.planner.pruning import Rivals
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
 from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
@@ -104,12 +106,12 @@ class Worker:
         self._group = ""
         self._idle_bytes = 0
 
-    def serve(self, warm: bool, keep_bytes: int, pooled: bool) -> None:
-        """Work until a message says stop, or until stdin ends; ``keep_bytes``, ``pooled``: see :class:`KeptGraphs`."""
+    def serve(self, warm: bool, keep_bytes: int) -> None:
+        """Work until a message says stop, or until stdin ends; ``keep_bytes``: see :class:`KeptGraphs`."""
         from weft.serve.worker_memory import KeptGraphs, PreparedStarts, bytes_beside, held_bytes, room_for_tasks
 
         room, beside = room_for_tasks(self.device), bytes_beside(self.device)
-        self._kept = KeptGraphs(self.device, keep_bytes, pooled)
+        self._kept = KeptGraphs(self.device, keep_bytes)
         self._prepared = PreparedStarts(self._kept)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
@@ -134,7 +136,7 @@ class Worker:
         for line in self._messages:
             message = json.loads(line)
             if message["do"] == "run":
-                self._controls[message["group"]] = Control()
+                self._controls[message["group"]] = self._control_of(message)
             if message["do"] in ("run", "plan", "learn", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
@@ -143,6 +145,9 @@ class Worker:
                 self._work.put(None)
             elif (control := self._controls.get(message.get("group", ""))) is None:
                 continue
+            elif message["do"] == "rivals":
+                if control.rivals is not None:
+                    control.rivals.take(message["members"])
             elif message["do"] == "cancel":
                 with suppress(SpecError):  # a name that has left already
                     control.cancel(*message["names"])
@@ -152,12 +157,25 @@ class Worker:
                 control.preempt()
         os._exit(0)  # the process that started this one has ended
 
-    def _stay_alive(self) -> None:
-        from weft.serve.worker_memory import held_bytes
+    def _control_of(self, message: Mapping[str, Any]) -> Control:
+        """What steers a group; one of a sweep that is pruned exchanges scores with other workers."""
+        control, group = Control(), message["group"]
+        if message.get("prune") is not None:
+            tell = self._listener(group)
+            control.rivals = Rivals(
+                message["prune"], lambda m: tell(Event("scores", "", {"members": m})), control.requests
+            )
+            control.rivals.take(message["rivals"])
+        return control
 
+    def _stay_alive(self) -> None:
+        from weft.serve.worker_memory import busy_since, held_bytes
+
+        last = time.perf_counter(), time.process_time()
         while True:
             held = max(held_bytes(self.device) - self._idle_bytes, 0)
-            self._channel.say("alive", group=self._group, bytes=held)
+            busy, last = busy_since(self.device, last)
+            self._channel.say("alive", group=self._group, bytes=held, busy=busy)
             time.sleep(ALIVE_SECONDS)
 
     # ---- in the main thread ---------------------------------------------------------------------------
@@ -179,6 +197,9 @@ class Worker:
         begin = clocks()
         try:
             outcome = self._run(message)
+            rivals = getattr(self._controls.get(message["group"]), "rivals", None)
+            for name, scores in (rivals.standing() if rivals is not None else {}).items():
+                outcome.get("members", {}).get(name, {})["scores"] = scores
             took = {name: now - begin[name] for name, now in clocks().items()}
             try:
                 leftover = self._kept.settle()
@@ -249,8 +270,7 @@ class Worker:
         if message.get("cancel"):
             control.cancel(*message["cancel"])
         given = {**message.get("options", {}), **({"ranks": len(devices)} if devices else {})}
-        if len(tasks) == 1:
-            given.pop("prune", None)  # a group of one has nobody to be compared with
+        given.pop("prune", None)  # its members are compared with those of other workers, too: control.rivals
         if message.get("plan") is not None:  # it was made with them
             given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {
@@ -261,7 +281,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "options": RunOptions.of(**given),
+            "options": RunOptions.of(**given).for_group(tasks),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:
@@ -388,9 +408,7 @@ def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def work_on(
-    device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
-) -> None:
+def work_on(device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0) -> None:
     """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_segments()
@@ -398,7 +416,7 @@ def work_on(
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
-    Worker(device, channel, iter(messages.readline, "")).serve(warm, keep_bytes, pooled)
+    Worker(device, channel, iter(messages.readline, "")).serve(warm, keep_bytes)
 
 
 def main() -> None:
@@ -407,11 +425,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parent", type=int, default=0)
     parser.add_argument("--keep-bytes", type=int, default=0)
-    parser.add_argument("--pooled", action="store_true")
     arguments = parser.parse_args()
     if arguments.parent:
         end_with_parent(arguments.parent)
-    work_on(arguments.device, sys.stdin, os.dup(1), keep_bytes=arguments.keep_bytes, pooled=arguments.pooled)
+    work_on(arguments.device, sys.stdin, os.dup(1), keep_bytes=arguments.keep_bytes)
 
 
 # ---- What the log of a task says of an error.

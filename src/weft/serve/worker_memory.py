@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +14,13 @@ from typing import Any
 import torch
 
 from weft import nn
+from weft.core.gpus import busy_share
 from weft.core.startup import collect_everything, leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.errors import give_back_memory
 from weft.engine.graphs import Graphs, GraphStore, bytes_of
-from weft.engine.inference import read_weights
 from weft.engine.machine import machine_with
-from weft.engine.memory import DevicePool, room
+from weft.engine.memory import room
 from weft.nn.initial import DRAWN_AHEAD, Key, draw_ahead
 from weft.runtime.checkpoint import FILE, PREFETCHED, file_state, prefetch
 from weft.runtime.device.cuda_graph import no_capture
@@ -51,6 +52,15 @@ def held_bytes(device: str) -> int:
         begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved(device)) if begun else 0
     return _process_bytes(1) or 0
+
+
+def busy_since(device: str, before: tuple[float, float]) -> tuple[float | None, tuple[float, float]]:
+    """How much of ``device`` is in use: of a GPU in all, of a CPU by this process; and two clocks for the next call."""
+    now = time.perf_counter(), time.process_time()
+    if not device.startswith("cuda"):
+        return (now[1] - before[1]) / max(now[0] - before[0], 1e-9) / (os.cpu_count() or 1), now
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (busy_share(f"GPU-{torch.cuda.get_device_properties(device).uuid}") if begun else 0.0), now
 
 
 @contextmanager
@@ -87,26 +97,18 @@ HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and ta
 
 
 class KeptGraphs:
-    """A store for ``device``; graphs that no run uses take at most ``keep_bytes`` there.
+    """A store for ``device``; graphs that no run uses take at most ``keep_bytes`` there."""
 
-    ``pooled``: their arrays lie in one buffer of so many bytes, allocated now, with the weights that are fetched ahead
-    and the state of a group.
-    """
-
-    def __init__(self, device: str, keep_bytes: int, pooled: bool = False) -> None:
+    def __init__(self, device: str, keep_bytes: int) -> None:
         self._device = torch.device(device)
-        pool = DevicePool(self._device, keep_bytes) if pooled and keep_bytes else None
-        self.store = GraphStore(self._device, keep_bytes, HOST_BYTES, pool)
+        self.store = GraphStore(self._device, keep_bytes, HOST_BYTES)
         self._fetching = threading.Lock()  # held while a graph is on its way
 
-    def fetch(self, graph: str, weights: str | None = None) -> None:
-        """Fetch a graph to the device, unless it is there or cannot be kept, and a file of weights into the pool."""
+    def fetch(self, graph: str) -> None:
+        """Fetch a graph to the device, unless it is there or cannot be kept."""
         if not self.store.device_bytes:
             return
         with self._fetching:
-            if weights is not None:
-                with suppress(Exception):  # as with a graph
-                    self.store.fetch_weights(weights, lambda: read_weights(weights))
             if not graph or self.store.holds(graph):
                 return
             # Whatever is wrong with the graph, its own task will report. What the error holds goes before a capture.
@@ -115,7 +117,7 @@ class KeptGraphs:
                 graphs = Graphs(self._device, on_host=True, store=self.store)
                 expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched
                 if expected:
-                    self.store.prefetch(graph, lambda: graphs.for_store(task), expected)
+                    self.store.prefetch(graph, lambda: graphs.bring(task), expected)
 
     def settle(self) -> int:
         """After a group: evict what is too much, and all if more than graphs stays; the bytes that stay besides graphs.
@@ -147,7 +149,7 @@ class KeptGraphs:
     def _count_around(self, collect: Callable[[], None]) -> int:
         """Count what the process holds in addition to graphs; what is cached and free is given back first."""
         self._give_back(collect)
-        self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.reserved_bytes(), 0)
+        self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.bytes_held(), 0)
         return self.store.around
 
 
@@ -169,7 +171,7 @@ class PreparedStarts:
         self._thread: threading.Thread | None = None
 
     def fetch(self, needs: Mapping[str, Any]) -> None:
-        """Make ready what a group to come needs: its graph, weights, tasks and folders; in a thread of its own."""
+        """Make ready what a group to come needs: its graph, tasks and folders; in a thread of its own."""
         self._wanted.put(needs)
         if self._thread is None:  # one for all: CUDA has state of every thread, which goes when the thread ends
             self._thread = threading.Thread(target=self._fetch_on, name="prepares starts", daemon=True)
@@ -180,7 +182,7 @@ class PreparedStarts:
             needs = self._wanted.get()
             while not self._wanted.empty():  # only the last request is likely to be next
                 needs = self._wanted.get()
-            self._kept.fetch(needs["graph"], needs["weights"])
+            self._kept.fetch(needs["graph"])
             self.prepare(needs["tasks"], needs["folders"])
 
     def prepare(self, tasks: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> None:

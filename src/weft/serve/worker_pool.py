@@ -40,11 +40,10 @@ POLL_MILLISECONDS = 500  # between two looks whether a worker that says nothing 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker starts with; ``keep_bytes``: of graphs between groups, in a pool if ``pooled``."""
+    """What a worker starts with; ``keep_bytes``: of graphs between groups."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_bytes: int = 0
-    pooled: bool = False
 
 
 class Spawner:
@@ -213,6 +212,7 @@ class WorkerProcess:
     lost = renewed = ready = False
     group = end_reason = ""  # the latter: why the supervisor ended it, if it did
     bytes = pid = 0
+    busy: float | None = None  # how much of its device is in use: of a GPU in all, of a CPU by this worker
     looked: tuple[float, float] | None = None  # when its processes were last looked at, and what they had computed
     weigh_at, idle_bytes = 0.0, -1  # when to count their bytes again, and what they were at first
     fetched: Mapping[str, Any] = MappingProxyType({})  # what it was last sent to prepare
@@ -455,7 +455,7 @@ class WorkerPool:
         there = "cpu" if planner else device
         if "@" in there:
             environment = {**options.environment, **environment}
-        start = WorkerOptions(environment, 0 if planner else options.keep_graphs, options.pool and not planner)
+        start = WorkerOptions(environment, 0 if planner else options.keep_graphs)
         if "@" in there:
             from weft.serve.ray_worker import RayWorker  # imports torch, which the server does without
 
@@ -513,7 +513,7 @@ class WorkerPool:
     def alive(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A worker's heartbeat."""
         if not worker.end_reason:
-            worker.bytes = int(message.get("bytes", 0))
+            worker.bytes, worker.busy = int(message.get("bytes", 0)), message.get("busy")
 
     def watch_users_code(self) -> None:
         """Bound what the processes that users' models have started take of this host, each with its worker.

@@ -117,7 +117,8 @@ class WovenStep:
 
 def merged(stacks: Sequence[Stack], push: bool = False) -> Woven:
     """The steps of ``stacks``, which have run before, traced and merged into one; the stacks are restored."""
-    small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
+    # A CPU launches nothing. With dense operators in the rounds, backward sums of one member hardly meet forward ones.
+    small = _is_small(stacks) and on_gpu(stacks[0].state.flat) and not push
     captured = []
     with no_collections():
         for stack in stacks:
@@ -125,7 +126,8 @@ def merged(stacks: Sequence[Stack], push: bool = False) -> Woven:
             name = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
             changed = stack.state.tensors().values()
             captured.append(record(partial(_train, stack), name, changed, split=small, has_run=True))
-        return weave(captured, push=push, small=small)
+        # A backward sum is pushed where it meets forward ones, which are over another structure.
+        return weave(captured, ("any",) if push else ("same", "any"), push, small)
 
 
 def _train(stack: Stack) -> Tensor:

@@ -198,7 +198,7 @@ def test_a_run_and_a_thread_that_fetches_do_not_wait_for_each_other(tmp_path):
     def make():
         thread.start()
         begun.wait(0.3)  # with only the store's lock taken here, it has that of captures now, and each waits
-        return Graphs(CPU, store=store).for_store(Task(graph=paths[0], model="gcn"))
+        return Graphs(CPU, store=store).bring(Task(graph=paths[0], model="gcn"))
 
     thread = threading.Thread(target=fetch, daemon=True)
     run = threading.Thread(target=lambda: store.placed(paths[0], make), daemon=True)

@@ -289,10 +289,10 @@ def test_objects_that_a_file_cannot_hold(what):
         PlanReport.from_dict(json.loads(json.dumps(report.to_dict())))
 
 
-@pytest.mark.parametrize("choice", ["weave", "compile"])
-def test_what_the_plan_has_decided(choice):
-    message = refusal(weft.plan(sweep(), machine="cpu"), options=weft.RunOptions(**{choice: False}))
-    assert message == f"{choice}=False: plan 'sweep' has decided that already; give it to weft.plan"
+@pytest.mark.parametrize(("choice", "value"), [("weave", "off"), ("compile", False)])
+def test_what_the_plan_has_decided(choice, value):
+    message = refusal(weft.plan(sweep(), machine="cpu"), options=weft.RunOptions(**{choice: value}))
+    assert message == f"{choice}={value!r}: plan 'sweep' has decided that already; give it to weft.plan"
 
 
 def test_what_this_version_cannot_run():

@@ -43,14 +43,13 @@ def test_a_stack_is_evaluated_by_layers_rather_than_cut():
     assert often.plans[0].places.evaluation == "whole"  # chunks of nodes every epoch would take longer
 
 
-def test_caches_and_queues_are_counted(monkeypatch):
-    monkeypatch.setattr("weft.planner.placement.HIDDEN_BY_OVERLAP", 0.5)  # the next batch is fetched meanwhile
-    report = planned(budget="16GiB", cache="500MB", cache_policy="presampling")
+def test_caches_and_queues_are_counted():
+    report = planned(budget="16GiB", cache="500MB", cache_policy="presampling", overlap=True)
     group = report.groups[0]
     assert group.plan.places.cache_bytes == 500_000_000
     assert group.cost.bytes["cache"] == 500_000_000
     assert group.cost.bytes["batch"] == pytest.approx(group.cost.bytes["queue"], rel=0.1)
-    plain = planned(budget="16GiB", features="host", topology="gpu").groups[0]
+    plain = planned(budget="16GiB", features="host", topology="gpu", overlap=True).groups[0]
     beside = [one.cost.bytes.get("prepared", 0) for one in (group, plain)]  # batches that the host has prepared
     assert group.cost.total_bytes - beside[0] == plain.cost.total_bytes - beside[1] + 500_000_000
     assert group.cost.epoch_seconds < plain.cost.epoch_seconds
@@ -105,6 +104,9 @@ def test_places_do_not_turn_an_open_mode_into_a_sampled_one():
         ({"topology": 3}, "topology=3 must be one of gpu, host, cached, disk"),
         ({"features": "host", "cache": "1MB"}, "cache= needs features='cached', not features='host'"),
         ({"cache": "some"}, "cache='some' is not an amount of memory"),
+        ({"sampler": "best"}, "sampler='best' must be one of default, reservoir, paper"),
+        ({"sampler": "paper", "division": 0.5}, "sampler='paper' draws other neighbours than the host"),
+        ({"sampler": "paper", "topology": "disk"}, "sampler='paper' needs edges that a GPU reads"),
         ({"cache": "20GiB", "budget": "16GiB"}, "cache=20.0 GiB is larger than the budget of 16.0 GiB"),
         ({"cache": "14GiB", "budget": "16GiB"}, "cache=14.0 GiB leaves 2.00 GiB of the budget of 16.0 GiB, but task"),
     ],
@@ -112,6 +114,32 @@ def test_places_do_not_turn_an_open_mode_into_a_sampled_one():
 def test_mistakes_are_one_sentence(options, words):
     with pytest.raises(weft.InputError, match=words):
         planned(**options)
+
+
+def test_a_sampler_is_planned_and_its_batches_are_not_divided_with_the_host(tmp_path):
+    hosted = {"features": "host", "topology": "host"}
+    report = planned(**hosted, sampler="paper")
+    plan = report.plans[0]
+    assert plan.places.sampler == "paper"
+    assert plan.division is None
+    assert planned(**hosted).plans[0].division is not None  # by the default sampler the host has a part
+    assert "drawn by sampler='paper'" in str(report)
+    (tmp_path / "plan.json").write_text(report.to_json())
+    assert weft.read(tmp_path / "plan.json").plans[0].places == plan.places
+
+
+def test_a_sampler_that_nothing_would_read():
+    for task, machine, words in (
+        (weft.Task(**SMALL), "cpu", "sampler='paper' needs a GPU; a CPU has the default sampler alone"),
+        (weft.Task(graph="demo", mode="full"), "h200", "sampler='paper' would have no effect: task 'gcn' trains on"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            weft.plan(task, machine=machine, placement=weft.Placement(sampler="paper"))
+    with pytest.raises(SpecError, match="sampler='paper' needs a GPU"):
+        weft.run(weft.Task(**SMALL), placement=weft.Placement(sampler="paper"), **QUIET)
+    options = weft.RunOptions(batches=[None], placement=weft.Placement(sampler="paper"))
+    with pytest.raises(SpecError, match="sampler='paper' makes the batches on the GPU, and batches= elsewhere"):
+        weft.run(weft.Task(**SMALL), options=options, **QUIET)
 
 
 def test_places_need_sampled_training():

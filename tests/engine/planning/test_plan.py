@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,7 +100,7 @@ def test_evaluating_rarely_is_planned_as_faster():
     assert rarely.run_seconds < 0.9 * often.run_seconds
 
 
-@pytest.mark.parametrize("weave", [None, True])
+@pytest.mark.parametrize("weave", [None, "merged"])
 def test_the_forward_pass_of_a_second_stack_is_no_evaluation(weave):
     tasks = [weft.Task(graph="shape:pubmed", layers=layers, name=str(layers), eval_every=1000) for layers in (2, 3)]
     (group,) = plan(tasks, machine="h200", options=weft.RunOptions(weave=weave)).groups
@@ -277,7 +278,7 @@ def test_a_broken_calibration_is_no_calibration(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weave": "yes"}, "weave='yes' must be true or false"),
+        ({"weave": "yes"}, "weave='yes' must be one of off, concurrent, merged, merged"),
         ({"compile": 1}, "compile=1 must be true or false"),
         ({"checkpoint_every": "often"}, "checkpoint_every='often' must be a number"),
         ({"checkpoint_every": -1}, "checkpoint_every=-1 must be at least 0"),
@@ -338,12 +339,120 @@ def test_weaving_is_asked_for():
     tasks = [weft.Task(graph="demo", model=model, name=model) for model in ("gcn", "gat")]
     joins = {
         weave: [group.plan.join for group in weft.plan(tasks, "h200", options=weft.RunOptions(weave=weave)).groups]
-        for weave in CHOICES
+        for weave in (None, "off", "concurrent", "merged", True, False)
     }
-    assert joins == {None: ["concurrent"], True: ["woven"], False: ["solo", "solo"]}
+    assert joins == {
+        None: ["concurrent"],
+        "off": ["solo", "solo"],
+        "concurrent": ["concurrent"],
+        "merged": ["woven"],
+        True: ["woven"],
+        False: ["solo", "solo"],
+    }
 
 
 CHOICES = (None, True, False)
+
+
+def test_two_sampled_models_share_the_batches_of_a_graph_that_fills_the_device():
+    """Judged by a batch of 0.85 M edges, not by the graph's 124 M: sampled and fetched once for both."""
+    about = {"mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "layers": 3, "hidden": 256}
+    tasks = [weft.Task("shape:ogbn-products", model=model, name=model, **about) for model in ("sage", "gcn")]
+    (together,) = weft.plan(tasks, "h200").groups
+    assert (together.plan.members, together.plan.join) == (("sage", "gcn"), "in turn")
+    assert "gcn of 3 layers x 1 shares batches with sage of 3 layers x 1: sampled and fetched once" in together.plan.why
+    apart = weft.plan(tasks, "h200", options=weft.RunOptions(weave="off")).groups
+    assert len(apart) == 2
+    assert together.cost.phases["fetch"] == pytest.approx(apart[0].cost.phases["fetch"], rel=0.01)
+    assert together.cost.epoch_seconds < sum(group.cost.epoch_seconds for group in apart)
+
+
+def test_structures_that_share_batches_from_host_memory_are_divided_with_the_host():
+    about = {"mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "layers": 3, "hidden": 256}
+    tasks = [weft.Task("shape:ogbn-products", model=model, name=model, **about) for model in ("sage", "gcn")]
+    placement = weft.Placement(features="host", topology="host")
+    (group,) = weft.plan(tasks, "h200", placement=placement).groups
+    assert group.plan.division is not None
+    assert group.plan.join == "in turn"
+
+
+RECORDED = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "settings.json").read_text())["cells"]
+STRUCTURES = {
+    "demo, six": ("demo", [("gcn", 2), ("gcn", 3), ("sage", 2), ("sage", 3), ("gin", 2), ("gat", 2)]),
+    "pubmed, depths": ("shape:pubmed", [("gcn", layers) for layers in (2, 2, 3, 4)]),
+}
+
+
+@pytest.mark.parametrize("case", STRUCTURES)
+def test_joined_groups_are_predicted_in_the_order_that_was_measured(case):
+    """Concurrent before merged on pubmed, merged before concurrent on demo; the plan says why it does not merge."""
+    graph, structures = STRUCTURES[case]
+    tasks = [
+        weft.Task(graph, model=m, layers=n, hidden=64, epochs=400, eval_every=400, name=f"{m}-{n}-{i}", seed=i)
+        for i, (m, n) in enumerate(structures)
+    ]
+    reports = {
+        weave: weft.plan(tasks, "h200", options=weft.RunOptions(weave=weave))
+        for weave in (None, "off", "concurrent", "merged")
+    }
+    found = {weave: sum(group.cost.epoch_seconds for group in report.groups) for weave, report in reports.items()}
+    measured = {cell["side"]: cell["measured_ms"] / 1e3 for cell in RECORDED if cell["case"] == case}
+    assert sorted(measured, key=measured.__getitem__) == sorted(measured, key=found.__getitem__)
+    assert found["concurrent"] == pytest.approx(measured["concurrent"], rel=0.1)
+    assert found["merged"] == pytest.approx(measured["merged"], rel=0.15)
+    (default,) = reports[None].groups
+    assert (default.plan.join, default.cost.epoch_seconds) == ("concurrent", found["concurrent"])
+    assert "not merged: kernels would be compiled for 5 to 29 s; weave='merged' does it" in default.plan.why
+
+
+TWO = [weft.Task(graph="demo", model=model, name=model) for model in ("gcn", "gat")]
+SAMPLED = [task.with_values(mode="sampled", fanout=[5, 3], batch=64) for task in TWO]
+
+
+@pytest.mark.parametrize(
+    ("work", "machine", "options", "message"),
+    [
+        (TWO[:1], "h200", {"weave": "merged"}, "weave='merged' would have no effect: no two of these tasks differ"),
+        (TWO[:1], "h200", {"weave": "off"}, "weave='off' would have no effect"),
+        (SAMPLED, "h200", {"weave": "merged+push"}, r"weave='merged\+push' would have no effect: .* the whole of one"),
+        (
+            TWO,
+            "h200",
+            {"weave": "merged+push"},
+            r"weave='merged\+push' would have no effect: graph 'demo' is symmetric",
+        ),
+        (TWO, "cpu", {"weave": "concurrent"}, "weave='concurrent' needs a GPU: a CPU runs one operator at a time"),
+        (
+            SAMPLED,
+            "h200",
+            {"division": "fixed"},
+            "division='fixed' would have no effect: features and edges lie on the",
+        ),
+        (
+            SAMPLED,
+            "cpu",
+            {"division": 0.5},
+            "division=0.5 would have no effect: on a CPU the host prepares all batches",
+        ),
+        (SAMPLED, "cpu", {"overlap": True}, "overlap=True would have no effect: on a CPU the host prepares all"),
+        (TWO, "h200", {"overlap": True}, "overlap=True would have no effect: task 'gcn' trains on the whole graph"),
+    ],
+)
+def test_a_mechanism_that_nothing_would_use_is_refused(work, machine, options, message):
+    with pytest.raises(SpecError, match=message):
+        weft.plan(work, machine, options=weft.RunOptions.of(**options))
+
+
+def test_the_overlap_of_batches_is_planned_on_request():
+    for place in ("gpu", "host"):
+        placement = weft.Placement(features=place, topology=place, overlap=True)
+        (group,) = weft.plan(SAMPLED, "h200", placement=placement).groups
+        assert group.plan.places.overlap
+        assert group.plan.division is None, "the GPU prepares all of them"
+    with pytest.raises(SpecError, match="overlap=True does not go with division='fixed'"):
+        weft.Placement(overlap=True, division="fixed")
+    with pytest.raises(SpecError, match="overlap=True would have no effect: the CPU reads batches from disk"):
+        weft.Placement(features="disk", overlap=True)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage", "gin"])

@@ -48,7 +48,7 @@ def test_tasks_like_a_followed_one_have_its_estimate(monkeypatch):
         for seed in (0, 1)
         for hidden in (8, 16, 64)
     ]
-    report = plan(tasks, machine="cpu", options=RunOptions(weave=False))
+    report = plan(tasks, machine="cpu", options=RunOptions(weave="off"))
     known = [task.name for task in report.tasks if task.cost is not None]
     assert known == ["8-0", "16-0", "8-1", "16-1"], "not only those before the first that is one too many"
 

@@ -392,7 +392,7 @@ class TestTrouble:
             ({"options": {"prune": "median"}}, r"options=\{'prune': 'median'\} must be a weft\.RunOptions"),
             ({"placement": "host"}, r"placement='host' must be a weft\.Placement"),
             ({"options": weft.RunOptions(ranks=2), "ranks": 3}, "options= has ranks=2; give one of the two"),
-            ({"weave": True}, r"takes no weave=True by itself; give options=RunOptions\(weave=True\)"),
+            ({"weave": "off"}, r"takes no weave='off' by itself; give options=RunOptions\(weave='off'\)"),
             ({"features": "host"}, r"by itself; give placement=Placement\(features='host'\)"),
             ({"wave": True}, r"weft.run takes no wave= \(did you mean 'weave'\?\)"),
         ],

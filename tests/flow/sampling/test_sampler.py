@@ -21,7 +21,6 @@ KINDS = {
     "two threads": {"backend": "cpu", "threads": 2},
     "replace": {"replace": True},
     "paper": {"backend": "paper"},
-    "paper-threads": {"backend": "paper-threads"},
     "reservoir": {"backend": "reservoir"},
 }
 
@@ -151,8 +150,7 @@ def test_subgraph(kind, direction):
     counts = torch.bincount(expanded, minlength=local.nodes.numel())
     assert counts.max() <= 4
     assert counts[: SEEDS.numel()].tolist() == [min(4, len(neighbours(graph, int(n), direction))) for n in SEEDS]
-    if kind == "cpu":
-        assert torch.equal(local.weight, graph.adj.weight[local.edges])
+    assert torch.equal(local.weight, graph.adj.weight[local.edges])
 
 
 @pytest.mark.parametrize(
@@ -160,11 +158,12 @@ def test_subgraph(kind, direction):
     [
         ({"fanouts": []}, "one number per layer"),
         ({"fanouts": [0]}, "fan-out 0 must be at least 1"),
-        ({"backend": "tpu"}, "backend='tpu' must be one of auto, cpu, gpu, paper, paper-threads, reservoir"),
+        ({"backend": "tpu"}, "backend='tpu' must be one of auto, cpu, gpu, paper, reservoir"),
         ({"backend": "gpu"}, "backend='gpu' cannot make batches on cpu; use 'auto'"),
         ({"device": "cuda"}, "cuda cannot sample a graph on cpu; move it"),
         ({"direction": "up"}, "direction='up'"),
         ({"backend": "paper", "replace": True}, "uniformly without replacement"),
+        ({"backend": "reservoir", "fanouts": [-1]}, "with fan-outs from 1 to 1024; use 'auto'"),
         ({"weight": torch.ones(3)}, "weight has 3 numbers but the graph has"),
     ],
 )

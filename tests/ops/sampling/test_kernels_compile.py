@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from tests.ops.sampling.graphs import CLOCK, SEEDS, random_csr
 from tests.ops.test_triton_compiles import compile_all, launches, pytestmark  # noqa: F401
+from weft.core.errors import InputError
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -44,17 +45,27 @@ def test_per_relation(launches, fanouts):  # noqa: F811
 
 
 @pytest.mark.parametrize("fanout", [10, 15, 30])
-def test_reservoir_and_paper(launches, fanout):  # noqa: F811
-    from weft.ops.sampling.paper_triton import (
-        sample_paper_triton,
-        sample_threads_triton,
-    )
-    from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
+def test_reservoir(launches, fanout):  # noqa: F811
+    from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
+    from weft.ops.sampling.reservoir_triton import AS_DGL, launch_reservoir, sample_reservoir_triton
 
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
-        sampler(*random_csr(), SEEDS, fanout, CLOCK)
+    sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK)
     sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK, edges=True, launch=AS_DGL)
+    compactor = Compactor(60, torch.device("cpu"))
+    sample_hops_triton(*random_csr(), SEEDS, [fanout], CLOCK, compactor, sample_hop=launch_reservoir)
     compile_all(launches)
+
+
+@pytest.mark.parametrize("offset", ["int", "long long"])
+def test_the_paper_s_sampler_in_cuda(offset):
+    from weft.ops.launch.nvrtc import compile_cuda, nvrtc
+    from weft.ops.sampling.paper_cuda import SOURCE
+
+    if nvrtc() is None:
+        with pytest.raises(InputError, match="there is no NVRTC library"):
+            compile_cuda(SOURCE, "sm_90")
+        pytest.skip("needs NVRTC (pip install nvidia-cuda-nvrtc)")
+    assert compile_cuda(f"typedef {offset} Offset;\n{SOURCE}", "sm_90")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("width", [1, 47, 100, 602])

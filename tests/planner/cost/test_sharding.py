@@ -84,7 +84,9 @@ BATCHES = replace(COST, phases={"forward": 0.4, "evaluation": 0.1}, training_byt
 
 def sampled(ranks, link=NVLINK4):
     """Over ranks, if an epoch takes as long with smaller batches."""
-    return estimate_sampled_sharding([SAMPLED], BATCHES, BATCHES, TRAINED, ranks, link, parameters=20_000)
+    return estimate_sampled_sharding(
+        [SAMPLED], BATCHES, BATCHES, TRAINED, ranks, link, row_bytes=400, parameters=20_000
+    )
 
 
 def test_one_rank_of_sampled_training_is_one_device():

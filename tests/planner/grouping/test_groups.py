@@ -87,9 +87,39 @@ def test_structures_are_stacks_of_their_own(change):
     assert names(group(tasks, CORA, "cpu")) == [("a",), ("b",)]
     (beside,) = group(tasks, CORA, "cuda")
     assert (beside.join, beside.stacks) == ("concurrent", ((0,), (1,)))
-    (woven,) = group(tasks, CORA, "cuda", weave=True)
+    (woven,) = group(tasks, CORA, "cuda", weave="merged")
     assert (woven.join, woven.stacks) == ("woven", ((0,), (1,)))
-    assert names(group(tasks, CORA, "cuda", weave=False)) == [("a",), ("b",)]
+    assert names(group(tasks, CORA, "cuda", weave="off")) == [("a",), ("b",)]
+
+
+SAMPLED = {"mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "layers": 3}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sampled_structures_share_batches_however_large_the_graph_is(device):
+    tasks = [Task(graph="g", name=model, model=model, **SAMPLED) for model in ("sage", "gcn", "gat")]
+    (shared,) = group(tasks, PRODUCTS, device)
+    assert (shared.join, shared.stacks) == ("in turn", ((0,), (1,), (2,)))
+    assert "shares batches with sage of 3 layers x 1: sampled and fetched once" in text([shared])
+    assert names(group(tasks, PRODUCTS, device, weave="off")) == [("sage",), ("gcn",), ("gat",)]
+    whole = [Task(graph="g", name=model, model=model, layers=3) for model in ("sage", "gcn")]
+    assert names(group(whole, PRODUCTS, device)) == [("sage",), ("gcn",)], "every kernel fills the device"
+
+
+def test_sampled_structures_with_other_batches_do_not_share_them():
+    tasks = [Task(graph="g", name=f"{model}", model=model, **SAMPLED) for model in ("sage", "gcn")]
+    other = Task(graph="g", name="other", model="gat", **{**SAMPLED, "batch": 512})
+    assert names(group([*tasks, other], PRODUCTS, "cuda")) == [("sage", "gcn"), ("other",)]
+    assert len(group(tasks, PRODUCTS, "cuda", memory_of=len, budget=1.5)) == 2, "two of them do not fit"
+
+
+def test_concurrent_can_be_requested_where_kernels_fill_the_device_and_not_on_a_cpu():
+    tasks = [Task(graph="g", name=model, model=model) for model in ("sage", "gcn")]
+    (plan,) = group(tasks, ARXIV, "cuda", weave="concurrent")
+    assert plan.join == "concurrent"
+    assert [plan.join for plan in group(tasks, ARXIV, "cuda")] == ["solo", "solo"]
+    with pytest.raises(SpecError, match="weave='concurrent' needs a GPU"):
+        group(tasks, ARXIV, "cpu", weave="concurrent")
 
 
 def test_own_models_stack_by_identity():
@@ -103,7 +133,7 @@ def test_own_models_stack_by_identity():
     plans = group(tasks, CORA, "cuda")
     assert names(plans) == [("own-0", "own-1"), ("own-2", "own-3")]
     assert "in a group of its own" in text(plans)
-    assert "not known before it is captured" in text(group(tasks, CORA, "cuda", weave=True))
+    assert "not known before it is captured" in text(group(tasks, CORA, "cuda", weave="merged"))
 
 
 def test_models_that_compare_equal_are_still_two():
@@ -145,7 +175,7 @@ def test_widths_are_padded_where_launches_cost_more():
 
 
 def test_widths_stay_apart_where_zeros_cost_more():
-    plans = group(widths(16, 16, 1024), PRODUCTS, "cuda", weave=False)
+    plans = group(widths(16, 16, 1024), PRODUCTS, "cuda", weave="off")
     assert names(plans) == [("t0", "t1"), ("t2",)]
     assert "widths 16, 1024 not all padded to 1024" in text(plans)
 
@@ -158,7 +188,7 @@ def test_layer_norm_is_never_padded():
 
 
 def test_a_single_layer_has_no_width_to_differ_in():
-    (plan,) = group(widths(16, 1024, layers=1), PRODUCTS, "cuda", weave=False)
+    (plan,) = group(widths(16, 1024, layers=1), PRODUCTS, "cuda", weave="off")
     assert plan.join == "stacked"
 
 
@@ -247,7 +277,7 @@ def test_depths_share_a_gpu():
     (plan,) = group(tasks, CORA, "cuda")
     assert (plan.join, plan.stacks) == ("concurrent", ((0, 2), (1,), (3,)))
     assert "neither fills the device" in text([plan])
-    (plan,) = group(tasks, CORA, "cuda", weave=True)
+    (plan,) = group(tasks, CORA, "cuda", weave="merged")
     assert (plan.join, plan.stacks) == ("woven", ((0, 2), (1,), (3,)))
     assert "operators can be matched" in text([plan])
     assert len(group(tasks, CORA, "cpu")) == 3
@@ -259,7 +289,7 @@ def test_a_large_graph_fills_the_device():
     plans = group(tasks, ARXIV, "cuda")
     assert {plan.join for plan in plans} == {"stacked"}
     assert "fills the device by itself" in text(plans)
-    (plan,) = group(tasks, ARXIV, "cuda", weave=True)
+    (plan,) = group(tasks, ARXIV, "cuda", weave="merged")
     assert plan.join == "woven"
     assert plan.first_layer == "once"
     assert [len(stack) for stack in plan.stacks] == [4, 4, 2]
@@ -270,7 +300,7 @@ def test_unlike_tasks_are_not_woven():
         Task(graph="g", name="a", hidden=4, layers=2),
         Task(graph="g", name="b", model="gatv2", hidden=1024, layers=40),
     ]
-    plans = group(tasks, CORA, "cuda", weave=True)
+    plans = group(tasks, CORA, "cuda", weave="merged")
     assert [plan.join for plan in plans] == ["solo", "solo"]
     assert "is below 0.4" in text(plans)
 
@@ -289,7 +319,7 @@ def test_memory_bounds_woven_groups():
 
 
 def test_together_keeps_to_no_limit_of_size():
-    plan = plan_as_one_group(sweep(300) + sweep(2, model="gat"), CORA, "cpu")
+    plan = plan_as_one_group(sweep(300) + sweep(2, model="gat"), CORA, "cpu", weave="merged")
     assert plan.join == "woven"
     assert [len(stack) for stack in plan.stacks] == [300, 2]
     with pytest.raises(SpecError, match="must agree in graph, feature_norm, precision"):

@@ -40,7 +40,7 @@ def test_tasks_of_one_kind_are_one_stack():
 def test_different_tasks_on_a_graph_share_a_group_as_in_a_run():
     tasks = [weft.Task(graph="demo", model=m, hidden=8, epochs=2, name=m) for m in ("gcn", "sage")]
     assert planned(tasks)[0].members == ("gcn",)  # on a CPU one operator runs at a time
-    made, report = planned(tasks, weave=True)
+    made, report = planned(tasks, weave="merged")
     assert (made.join, made.members) == ("woven", ("gcn", "sage"))
     assert Plan.from_dict(made.to_dict()).stacks == made.stacks
     assert {one.status for one in weft.run(report, **HOW)} == {"finished"}

@@ -53,15 +53,15 @@ def test_members_train_as_alone():
 def test_an_estimate_knows_the_streams():
     graph = tiny_graph()
     tasks = [Task(graph=graph, model=model, layers=2, hidden=8, name=model) for model in ("gcn", "gat")]
-    plan = plan_as_one_group(tasks, graph.stats(), "cuda", weave=False)
+    plan = plan_as_one_group(tasks, graph.stats(), "cuda")
     assert plan.join == "concurrent"
     streams = {operator.stream for operator in capture(tasks, graph, plan=plan).program.operators}
     assert streams == {1, 2}
-    woven = plan_as_one_group(tasks, graph.stats(), "cuda")
+    woven = plan_as_one_group(tasks, graph.stats(), "cuda", weave="merged")
     assert woven.join == "woven"
 
 
-@pytest.mark.parametrize("weave", [False, True])
+@pytest.mark.parametrize("weave", [None, "merged"])
 def test_an_estimate_knows_the_passes(weave):
     """Sparse features, whose product is an operator of Weft's own: no gradient is asked for inside of it."""
     graph = tiny_graph(sparse=True)

@@ -11,6 +11,7 @@ Shapes: N nodes, S rows, K fan-out, P = S * K slots, M node capacity.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.reference import HopSample, check_fanout, check_slots
 from weft.ops.sampling.relations import RelationFanouts
 from weft.ops.sampling.relations_triton import launch_sample_relations
-from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample
+from weft.ops.sampling.sample_triton import CachedLists, launch_sample
 
 EMPTY = 2**31 - 1
 
@@ -146,19 +147,19 @@ def sample_hops_triton(
     clock: Tensor,
     compactor: Compactor,
     *,
-    replace: bool = False,
     edges: bool = False,
     cached: CachedLists | None = None,
-    launch: SampleLaunch | None = None,
     relations: RelationFanouts | None = None,
+    sample_hop: Callable[..., HopSample] = launch_sample,
 ) -> list[DeviceHop]:
     """All hops of a batch, seeds outwards; hop h samples for every node found before it. Nothing is read back.
 
     ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1. ``cached``: neighbour lists on the
-    device in front of ``indices`` in host memory. A hop with a fan-out per relation needs ``relations``.
+    device in front of ``indices`` in host memory. A hop with a fan-out per relation needs ``relations``, any other is
+    sampled by ``sample_hop``.
     """
     for fanout in fanouts:
-        check_fanout(most_picks(fanout), replace)
+        check_fanout(most_picks(fanout))
     compactor.begin(seeds)
     nodes, num_rows = seeds, torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
     hops = []
@@ -168,8 +169,8 @@ def sample_hops_triton(
         marks = {"table": compactor.table, "table_offset": offset}
         if isinstance(fanout, int):
             check_slots(nodes.numel(), fanout)
-            options = {"replace": replace, "edges": edges, "launch": launch, "cached": cached, **marks}
-            sample = launch_sample(indptr, indices, nodes, num_rows, fanout, clock, number, **options)
+            given = (indptr, indices, nodes, num_rows, fanout, clock, number)
+            sample = sample_hop(*given, edges=edges, cached=cached, **marks)
         else:
             assert relations is not None, "a fan-out per relation needs rows per relation"
             slots = relations.slots(fanout, seeds.numel(), nodes.numel())

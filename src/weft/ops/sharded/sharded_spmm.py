@@ -8,7 +8,8 @@ order. So nothing is atomic, and a run has the same bits as the next.
 Peers are read through a table of base addresses: memory opened by CUDA IPC, symmetric memory, or pinned host memory.
 No rank may write there meanwhile; the caller's barriers ensure that.
 
-Four schedules. Two read a remote row once per edge, as the paper does:
+Four schedules, of which ``apart`` and ``fetch_first`` are for comparison: the other two without their overlap. Two
+read a remote row once per edge, as the paper does:
 
 - ``interleaved``: pairs of pieces, as above.
 - ``apart``: all local pieces by one launch, all remote ones by the next.
@@ -56,14 +57,15 @@ class ShardedLaunch:
     """``ps``: neighbours of a piece. ``dist``: pairs of pieces per warp. ``warps``: per program, each with its own.
 
     ``ps = 0`` leaves rows whole, to compare with; only the schedules that stage all remote rows first can do that.
-    ``way``: one of :mod:`weft.core.settings`. Where it is not ``"pieces"`` the others are of no matter:
-    ``"tiles"`` are :mod:`weft.ops.sharded.streamed_spmm`, ``"fetched"`` sums in the order of the whole matrix.
+    ``way``: one of :mod:`weft.core.settings`. ``"staged"`` is the schedule ``pipelined``, ``"interleaved"`` the one of
+    that name; to the others the numbers are of no matter: ``"tiles"`` are :mod:`weft.ops.sharded.streamed_spmm`,
+    ``"fetched"`` sums in the order of the whole matrix.
     """
 
     ps: int = 16
     dist: int = 2
     warps: int = 4
-    way: str = "pieces"
+    way: str = "staged"
 
     def __post_init__(self) -> None:
         if self.way not in SHARDED_KERNELS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.core.plan import GAIN
+from weft.core.plan import GAIN, WOVEN
 from weft.core.program import Operator, Program
 from weft.planner.cost.roofline import EpochClock
 
@@ -72,7 +72,7 @@ def whether_to_compile(
 
     ``requested``: the user's choice, if any; ``estimate`` is None if a step had no dry run.
     """
-    if join == "woven":
+    if join in WOVEN:
         return False, ("not compiled: the merged step has kernels of its own",) if requested else ()
     if requested is not None:
         return requested, ("compiled by Inductor: requested" if requested else "not compiled: as requested",)

@@ -9,11 +9,13 @@ longer. On a CPU the host is the device, and every operator costs its call.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.plan import FILLS_DEVICE
 from weft.core.program import Operator, Program, Value
 from weft.planner.cost.calibration import Calibration
 
@@ -100,6 +102,10 @@ H200_SMS = 132
 OWN_PRODUCTS = {"fp32": ("tf32", 0.215, 0.165), "tf32": ("tf32", 0.43, 0.255), "bf16": ("bf16", 0.22, 0.43)}
 WITHOUT_TENSOR_CORES = 0.3  # of fp32's rate, which they reach at least
 INDICES = ("int64", "int32", "bool")
+# Of the seconds of concurrent streams that still add up, on an H200 (benchmarks/results/settings.json): six tasks on
+# the demo graph take 0.370 ms (0.785 in turn), with evaluations 0.518 (1.10), GCN of 2, 2, 3 and 4 layers on the pubmed
+# shape 0.426 (0.616). On the arxiv shape, whose kernels fill the device, nothing was gained.
+LAUNCHES_BESIDE, WORK_BESIDE = 0.45, 0.67
 ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1}
 
 
@@ -204,6 +210,7 @@ class EpochClock:
         self._cpu, self._launch_factor = machine.device == "cpu", calibration.factor("launch")
         # One thread of a CPU has less than all of the machine's rates.
         self._speed = machine.host.one_thread if self._cpu and mode.threads == 1 else 1.0
+        by_stream: dict[int, list[float]] = {}  # seconds of work and of launches
         has_evaluation = any(op.phase == "evaluation" for op in program.operators)
         for op in program.operators:
             as_evaluation = ("evaluation",) if op.phase == "forward" and not has_evaluation else ()
@@ -212,8 +219,17 @@ class EpochClock:
                 self._count(family(op), phase, work)
                 self._count("launch", phase, fixed)
                 self.device += work + fixed
+                spent = by_stream.setdefault(op.stream, [0.0, 0.0])
+                spent[:] = spent[0] + work, spent[1] + fixed
                 self.launches += op.launches * runs
                 self.host += self._call(op) * self._launch_factor * runs if op.launches else 0.0
+        if machine.device == "cuda" and mode.replay and len(by_stream.keys() - {0}) > 1:
+            fills = stats is not None and stats.num_edges >= FILLS_DEVICE
+            kept = overlapped_seconds(by_stream, 1.0 if fills else WORK_BESIDE) / max(self.device, 1e-12)
+            self.device *= kept
+            self.families, self.phases = (
+                {name: kept * part for name, part in parts.items()} for parts in (self.families, self.phases)
+            )
         if machine.device == "cuda" and mode.replay:
             self._count("launch", "forward", machine.launch_seconds * self._launch_factor)
             self.device += machine.launch_seconds * self._launch_factor
@@ -300,6 +316,16 @@ class EpochClock:
             least = WITHOUT_TENSOR_CORES * self.machine.matmul_rate("fp32")
             return max(share * self.machine.matmul_rate(units), least)
         return self.machine.matmul_rate(precision)
+
+
+def overlapped_seconds(by_stream: Mapping[int, Sequence[float]], work_share: float) -> float:
+    """Seconds of streams of which all but the first (0) run at once; each has seconds of work and of launches.
+
+    ``work_share``: of the work of all, that which adds up because kernels share the device.
+    """
+    side = [spent for stream, spent in by_stream.items() if stream]
+    together = sum(work_share * work + LAUNCHES_BESIDE * launches for work, launches in side)
+    return sum(by_stream.get(0, ())) + max(together, *(work + launches for work, launches in side))
 
 
 def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[int, float]:

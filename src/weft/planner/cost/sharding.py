@@ -36,8 +36,6 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
-from weft.planner.placement import steps_per_epoch
-from weft.planner.transfers import row_bytes
 
 REPLICATED = ("weight", "state", "rounding")  # kinds of value that every rank has in full
 FLOAT = 4
@@ -222,20 +220,21 @@ def estimate_sampled_sharding(
     ranks: int,
     link: RankLink,
     *,
+    row_bytes: int,
     parameters: int = 0,
     fixed_bytes: int = 0,
 ) -> ShardingEstimate:
-    """One epoch of sampled ``tasks``, which share batches, over ``ranks``.
+    """One epoch of sampled ``tasks``, which share batches, over ``ranks``; ``row_bytes``: of a node's features.
 
     ``cost``: of the same on one device; ``part``: of them with the seeds that a rank has of a batch, with a step for
     each such batch, evaluated on the whole graph.
     """
-    task, away = tasks[0], 1.0 - 1.0 / ranks
-    seeds = min(task_part(task, ranks).batch, max(stats.num_train, 1))
-    batch, steps = expected_batch(stats, task.fanouts, seeds), steps_per_epoch(task, stats)
+    task, away, train = tasks[0], 1.0 - 1.0 / ranks, max(stats.num_train, 1)
+    seeds, steps = min(task_part(task, ranks).batch, train), -(-train // task.batch)
+    batch = expected_batch(stats, task.fanouts, seeds)
     evaluation = part.phases.get("evaluation", 0.0)
-    step = (part.epoch_seconds - evaluation) / steps_per_epoch(task_part(task, ranks), stats)
-    read = away * (batch.nodes * row_bytes(task, stats) + FLOAT * sum(batch.edges))
+    step = (part.epoch_seconds - evaluation) / -(-train // seeds)
+    read = away * (batch.nodes * row_bytes + FLOAT * sum(batch.edges))
     widths = [exchange_widths(each, stats)[0] for each in tasks]
     exchanged = FLOAT * remote_nodes(stats, ranks) * sum(map(sum, widths)) / task.eval_every
     moved = steps * (read + FLOAT * parameters * (ranks - 1)) + exchanged

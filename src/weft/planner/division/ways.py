@@ -159,9 +159,9 @@ class Pricing:
         return priced
 
     def _divides(self, way: Way) -> bool:
-        """Whether two sides can prepare its batches."""
-        placement = way.placement
-        return way.task.sampled and self.machine.device == "cuda" and not placement.on_device and placement.read_by_gpu
+        """Whether two sides can prepare its batches: the host has the default sampler alone."""
+        placement, hosted = way.placement, self.machine.device == "cuda" and not way.placement.on_device
+        return way.task.sampled and hosted and placement.read_by_gpu and placement.sampler == "default"
 
     def _device_buffer(self, way: Way) -> int:
         """How many batches of the host may wait on the device; 0 if there is no room for any."""

@@ -5,7 +5,7 @@
    waste costs less than the launches it saves.
 3. A stack is cut where its throughput peaks (by rule) and where memory ends.
 4. On a GPU, stacks that do not fill it train concurrently (or, on request, are woven into one step, the most
-   similar first), within the same limits.
+   similar first), within the same limits. Sampled stacks share their batches, on any device.
 
 A group of one goes through the same steps.
 """
@@ -22,8 +22,9 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
+from weft.core.wording import option
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, fitting_size, size_in_words
+from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, MemoryOf, Size, fitting_size, size_in_words
 from weft.planner.grouping.stacks import StackDraft, by_structure, cut_stacks, padded, padding_reason
 from weft.planner.placement import stages_of, why_this_mode
 
@@ -77,60 +78,82 @@ Shared = list[tuple[list[StackDraft], list[str]]]  # groups of stacks with their
 
 
 def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
-    """Put bundles into groups, largest load first, each into the first (for weaving: most similar) that it fits."""
+    """Put bundles into groups, largest load first, each into the first (for weaving: most similar) that it fits.
+
+    Sampled stacks share every batch, which is sampled and fetched once, and train on it in turn, however large the
+    graph is: a batch has 853,819 edges where the products shape has 123,718,280.
+    """
+    sampled = bundles[0].tasks[0].sampled
+    if limits.device == "cpu" and limits.weave == "concurrent":
+        raise SpecError(f"{option('weave', limits.weave)} needs a GPU: a CPU runs one operator at a time; leave it out")
+    if limits.weave == "merged+push" and limits.stats.symmetric:
+        raise SpecError(
+            f"{option('weave', limits.weave)} would have no effect: graph {limits.stats.name!r} is symmetric, so that "
+            f"backward sums run over the structure of forward ones; give {option('weave', 'merged')}"
+        )
     if len(bundles) == 1:
         return [(bundles, [])]
-    if not _stacks_share(limits):
-        where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "weave=False"
+    if not _stacks_share(limits, sampled):
+        where = option("weave", "off") if limits.weave else "on a CPU one operator runs at a time"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
-    # Weaving is for weave=True alone: shared launches gain nothing over streams (four GCNs of 2 to 4 layers on the
-    # pubmed shape, H200: 0.500 ms per epoch woven, 0.446 concurrent), take 20 to 29 s to compile about 26 kernels, and
-    # give the stacks' own numbers only up to rounding.
-    how = "woven with" if limits.weave else "concurrent with"
+    # Merging is for those who ask for it: about 26 kernels are compiled for 5 to 29 s, the stacks' own numbers are
+    # equal only up to rounding, and little is gained over streams (H200, benchmarks/results/settings.json: four GCNs of
+    # 2 to 4 layers on the pubmed shape 0.496 ms per epoch woven, 0.426 concurrent; six tasks on demo 0.295, 0.370).
+    merges = limits.merges and not sampled
+    how = "shares batches with" if sampled else "woven with" if merges else "concurrent with"
     groups: Shared = []
     for bundle in sorted(bundles, key=lambda b: (-b.load, b.positions[0])):
         alone = _trains_alone(bundle, limits)
         refused = [] if alone is None else [alone]
         for joined, why, score, words in _candidates(bundle, groups, limits) if alone is None else ():
             names = _name(bundle), _name(joined[0])
-            obstacle = f"similarity {score:.2f} is below {ALIKE} ({words})" if score < ALIKE else None
             load = sum(each.load for each in (*joined, bundle))
             tasks = [task for each in (*joined, bundle) for task in each.tasks]
-            if obstacle is None and load > 1.0:
+            obstacle = f"similarity {score:.2f} is below {ALIKE} ({words})" if score < ALIKE else None
+            if obstacle is None and load > 1.0 and not sampled:
                 obstacle = f"together they would be {load:.1f} times what fills the device"
+            if obstacle is None and len(tasks) > MAX_MEMBERS:
+                obstacle = f"no group has more than {MAX_MEMBERS} members"
             if obstacle is None and limits.room is not None and not limits.fits(tasks):
                 obstacle = f"together {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"
             if obstacle is None:
-                reason = f"similarity {score:.2f} ({words})" if limits.weave else "neither fills the device"
+                reason = "sampled and fetched once" if sampled else "neither fills the device"
+                if merges:
+                    reason = f"similarity {score:.2f} ({words})"
+                elif limits.weave == "concurrent":
+                    reason = option("weave", limits.weave)
                 why.append(f"{names[0]} {how} {names[1]}: {reason}")
                 joined.append(bundle)
                 break
             refused.append(f"{names[0]} not {how} {names[1]}: {obstacle}")
         else:
             groups.append(([bundle], refused[:1]))
-    for joined, _ in groups:
+    for joined, why in groups:
+        if len(joined) > 1 and limits.weave is None and not sampled:
+            why.append(f"not merged: kernels would be compiled for 5 to 29 s; {option('weave', 'merged')} does it")
         joined.sort(key=lambda b: b.positions[0])
     return groups
 
 
-def _stacks_share(limits: GroupLimits) -> bool:
-    """Whether stacks of different structure share a group on this device: concurrent on a GPU, or woven on request."""
-    return limits.device == "cuda" if limits.weave is None else limits.weave
+def _stacks_share(limits: GroupLimits, sampled: bool) -> bool:
+    """Whether stacks of different structure share a group: sampled batches, a GPU's time, or a merged step."""
+    return limits.weave != "off" and (limits.device == "cuda" or limits.merges or sampled)
 
 
 def may_share(task: Task, limits: GroupLimits) -> bool:
     """Whether tasks of other structure may share a group with ``task``."""
-    return _stacks_share(limits) and _trains_alone(StackDraft([task], [0], Size(1, "")), limits) is None
+    alone = _trains_alone(StackDraft([task], [0], Size(1, "")), limits)
+    return _stacks_share(limits, task.sampled) and alone is None
 
 
 def _trains_alone(bundle: StackDraft, limits: GroupLimits) -> str | None:
     """Why no other stack may share the step of this one, or the device with it; None if one may."""
-    name = bundle.tasks[0].model_name
-    if bundle.tasks[0].traits is None and limits.weave:
-        return f"{name} not woven: its operators are not known before it is captured"
-    if bundle.tasks[0].traits is None:
-        return f"{name} in a group of its own: the load of its operators is not known"
-    if limits.stats.num_edges >= FILLS_DEVICE and not limits.weave:
+    first = bundle.tasks[0]
+    if first.traits is None and limits.merges:
+        return f"{first.model_name} not woven: its operators are not known before it is captured"
+    if first.traits is None:
+        return f"{first.model_name} in a group of its own: the load of its operators is not known"
+    if limits.stats.num_edges >= FILLS_DEVICE and limits.weave is None and not first.sampled:
         edges = f"{limits.stats.num_edges:,}"
         return f"stacks one after another: every kernel over {edges} edges fills the device by itself"
     return None
@@ -144,7 +167,7 @@ def _candidates(
     for joined, why in groups:
         if _trains_alone(joined[0], limits) is None:
             score, words = 1.0, ""
-            if limits.weave:
+            if limits.merges and not bundle.tasks[0].sampled:
                 features = [features_of_task(b.tasks[0], limits.stats) for b in (bundle, *joined)]
                 score, words = min(similarity(features[0], f) for f in features[1:] if features[0] and f)
             candidates.append((joined, why, score, words))
@@ -168,14 +191,14 @@ def group(
     memory_of: MemoryOf | None = None,
     budget: float | None = None,
     *,
-    weave: bool | None = None,
+    weave: str | None = None,
 ) -> list[Plan]:
     """Plans for groups that together hold every task once, in the order of their first members.
 
     ``stats``: of the one graph, or a function of the task. ``device``: ``"cpu"`` or ``"cuda"``. ``memory_of(tasks)``:
     peak bytes of a group (None: a rule of thumb). ``budget``: bytes that a group may take (None: 95 % of
-    ``machine``'s, no limit without one). ``weave``: whether stacks of different structure are merged into one step;
-    None: they train concurrently on a GPU, False: each is a group of its own.
+    ``machine``'s, no limit without one). ``weave``: how stacks of different structure share the device, one of
+    :data:`weft.core.run_options.WEAVES`; None: concurrently on a GPU that they do not fill.
     """
     listed = list(tasks)
     _check_names(listed)
@@ -192,11 +215,11 @@ def group(
 
 
 def plan_as_one_group(
-    tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: bool = True
+    tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: str | None = None
 ) -> Plan:
     """One plan for all ``tasks`` as one group, whatever their number and similarity: if that is required.
 
-    Stacks of different structure are woven, or without ``weave`` train concurrently.
+    Stacks of different structure train concurrently, unless ``weave`` merges them.
     """
     listed = list(tasks)
     _check_names(listed)
@@ -207,7 +230,7 @@ def plan_as_one_group(
 
 
 def plan_with_first(
-    tasks: Sequence[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: bool | None = None
+    tasks: Sequence[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: str | None = None
 ) -> Plan:
     """One plan for the first of ``tasks`` and those of the others that share its group; stacks are not cut.
 
@@ -216,7 +239,7 @@ def plan_with_first(
     listed = list(tasks)
     _check_names(listed)
     if len(by_structure(listed, list(range(len(listed))))) == 1:
-        return plan_as_one_group(listed, stats, device, machine, weave=False)
+        return plan_as_one_group(listed, stats, device, machine)
     limits = GroupLimits(stats, device, machine, weave=weave)
     stacks = [replace(stack, size=fitting_size(stack.tasks[0], limits)) for stack in _whole_stacks(listed, limits)]
     groups = shared_groups(stacks, limits)
@@ -273,7 +296,9 @@ def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: 
     slot = {position: slot for slot, position in enumerate(members)}
     stacks = tuple(tuple(sorted(slot[position] for position in bundle.positions)) for bundle in joined)
     reasons = [reason for bundle in joined for reason in bundle.why]
-    together = "woven" if limits.weave else "concurrent"
+    together = {"merged": "woven", "merged+push": "woven+push"}.get(limits.weave or "", "concurrent")
+    if first.sampled:
+        together = "in turn"  # on every batch, which they share
     return Plan(
         members=tuple(task.label for task in group_tasks),
         join=together if len(joined) > 1 else "stacked" if len(group_tasks) > 1 else "solo",

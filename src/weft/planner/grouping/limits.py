@@ -32,7 +32,12 @@ class GroupLimits:
     machine: Machine | None = None
     memory_of: MemoryOf | None = None
     budget: float | None = None
-    weave: bool | None = None
+    weave: str | None = None
+
+    @property
+    def merges(self) -> bool:
+        """Whether stacks are merged into one step."""
+        return self.weave in ("merged", "merged+push")
 
     def bytes(self, tasks: Sequence[Task]) -> float:
         """Bytes of a group of ``tasks``: the engine's estimate, or a rule of thumb."""

@@ -21,7 +21,7 @@ def test_a_group_that_is_not_admitted_is_tried_and_says_so():
 def test_groups_run_in_the_order_of_their_tasks():
     events = []
     sweep = weft.Sweep("demo", model=["gcn", "sage", "gat"], hidden=8, epochs=2)
-    weft.run(sweep, device="cpu", progress=False, on_event=events.append, options=weft.RunOptions(weave=False))
+    weft.run(sweep, device="cpu", progress=False, on_event=events.append, options=weft.RunOptions(weave="off"))
     assert [event.task for event in events if event.kind == "end"] == [task.label for task in sweep]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,19 +10,12 @@ import pytest
 import torch
 
 from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
+from weft.batches.sampler import torch_hops
 from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_torch, gather_rows_triton
-from weft.ops.sampling.paper_triton import (
-    PaperLaunch,
-    ThreadsLaunch,
-    first_low_class,
-    order_by_class,
-    sample_paper_triton,
-    sample_threads_triton,
-)
 from weft.ops.sampling.reference import make_clock, sample_reservoir_torch, sample_torch
-from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, sample_reservoir_triton
+from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, launch_reservoir, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton, spread_lists
 
 NONE = SEEDS[:0]
@@ -58,10 +52,8 @@ def test_edges_beyond_32_bits(tmp_path):
     mine = sample_triton(indptr, indices, seeds, 6, CLOCK, edges=True, launch=SampleLaunch(4, 4))
     assert_same_sample(mine, sample_torch(indptr, indices, seeds, 6, CLOCK))
     assert int(mine.edges.max()) > 2**31
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
-        assert_same_sample(
-            sampler(indptr, indices, seeds, 6, CLOCK), sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK)
-        )
+    mine = sample_reservoir_triton(indptr, indices, seeds, 6, CLOCK, edges=True)
+    assert_same_sample(mine, sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK))
 
 
 @pytest.mark.parametrize("fanout", [1, 3, 7, 40])
@@ -74,46 +66,27 @@ def test_reservoir(fanout):
     assert mine.edges is not None
 
 
-@pytest.mark.parametrize("fanout", [1, 3, 7, 40])
-def test_paper(fanout):
-    indptr, indices = random_csr()
-    expected = sample_reservoir_torch(indptr, indices, SEEDS, fanout, CLOCK, 2)
-    for few in (4, 100):
-        launch = PaperLaunch(8, few, warps_per_block=2, rows_per_program=2, block_edges=16, block_edges_low=8)
-        assert_same_sample(sample_paper_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
-
-
-@pytest.mark.parametrize("fanout", [1, 7, 40])
-@pytest.mark.parametrize("threshold", [1, 8, 64])
-def test_paper_with_one_thread_per_row(fanout, threshold):
-    """All rows above the threshold, some, and none; fewer programs than rows above it."""
-    indptr, indices = random_csr(70)
-    seeds = torch.cat([SEEDS, torch.arange(70, dtype=torch.int32)])
-    expected = sample_reservoir_torch(indptr, indices, seeds, fanout, CLOCK, 2)
-    launch = ThreadsLaunch(threshold, high_programs=2, num_warps=1)
-    assert_same_sample(sample_threads_triton(indptr, indices, seeds, fanout, CLOCK, 2, launch=launch), expected)
-
-
-def test_samplers_of_the_paper_without_work():
+def test_reservoir_without_work():
     indptr, indices = random_csr()
     isolated = torch.full((5,), 3, dtype=torch.int32)
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
-        assert sampler(indptr, indices, NONE, 3, CLOCK).indptr.tolist() == [0]
-        assert sampler(indptr, indices, isolated, 3, CLOCK).indptr.tolist() == [0] * 6
+    assert sample_reservoir_triton(indptr, indices, NONE, 3, CLOCK).indptr.tolist() == [0]
+    assert sample_reservoir_triton(indptr, indices, isolated, 3, CLOCK).indptr.tolist() == [0] * 6
 
 
-def test_rows_in_order_of_their_degree_class():
-    degree = torch.tensor([0, 1, 2, 3, 4, 127, 128, 0, 300, 5])
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
-    seeds = torch.arange(10, dtype=torch.int32).repeat(30)  # more than one program
-    out_indptr, order, sizes = order_by_class(indptr, seeds, 4)
-    assert out_indptr.tolist() == [0, *degree.clamp(max=4).repeat(30).cumsum(0).tolist()]
-    assert sorted(order.tolist()) == list(range(300))
-    bits = [int(d).bit_length() for d in degree.repeat(30)[order.long()]]
-    assert bits == sorted(bits, reverse=True)
-    assert sizes.sum() == 300
-    assert int(sizes[: first_low_class(128)].sum()) == 60
-    assert int(sizes[: first_low_class(4)].sum()) == 150
+@pytest.mark.parametrize("fanouts", [[2], [3, 2]], ids=str)
+def test_hops_of_the_reservoir_with_compaction(fanouts):
+    indptr, indices = random_csr(40)
+    seeds, compactor = SEEDS % 40, Compactor(40, torch.device("cpu"), 64, 4)
+    about = {"sample_hop": partial(launch_reservoir, launch=ReservoirLaunch(8, 2)), "edges": True}
+    hops = sample_hops_triton(indptr, indices, seeds, fanouts, CLOCK, compactor, **about)
+    plain = torch_hops(partial(sample_reservoir_torch, indptr, indices), seeds, fanouts, CLOCK, "all")
+    for mine, hop in zip(hops, plain, strict=True):
+        rows, nodes, edges = (int(n) for n in (mine.num_rows, mine.num_nodes, mine.indptr[-1]))
+        assert torch.equal(mine.nodes[:nodes], hop.nodes)
+        assert torch.equal(mine.indptr[: rows + 1], hop.indptr)
+        assert torch.equal(mine.indices[:edges], hop.indices)
+        assert torch.equal(mine.edges[:edges], hop.edges)
+    assert bool((compactor.table == EMPTY).all())
 
 
 @pytest.mark.parametrize(
@@ -124,11 +97,10 @@ def test_hops_with_compaction(fanouts, seeds):
     indptr, indices = random_csr(40)
     seeds = seeds % 40
     compactor, sampler = Compactor(40, torch.device("cpu"), 64, 4), CpuSampler(indptr, indices)
+    small = partial(launch_sample, launch=SampleLaunch(16, 4))
     for batch in range(2):
         clock = make_clock(0, 4, batch)
-        hops = sample_hops_triton(
-            indptr, indices, seeds, fanouts, clock, compactor, edges=True, launch=SampleLaunch(16, 4)
-        )
+        hops = sample_hops_triton(indptr, indices, seeds, fanouts, clock, compactor, edges=True, sample_hop=small)
         sampler.begin(seeds, clock)
         for hop, fanout in enumerate(fanouts):
             sample, found = sampler.hop(fanout, hop)
@@ -184,8 +156,12 @@ def test_few_programs_gather_all_rows(programs):
     assert torch.equal(out, torch.where(torch.arange(49)[:, None] < 30, x[:49], 0.0))
 
 
+@pytest.mark.parametrize(
+    ("launch", "reference"),
+    [(partial(launch_sample, launch=SampleLaunch(8, 4)), sample_torch), (launch_reservoir, sample_reservoir_torch)],
+)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_lists_on_the_device(dtype):
+def test_lists_on_the_device(dtype, launch, reference):
     """Picks are those without a cache; they are read from the cache where it has the list."""
     indptr, indices = random_csr(dtype=dtype)
     held = torch.tensor([0, 7, 31, 58])
@@ -195,8 +171,8 @@ def test_lists_on_the_device(dtype):
     everyone = torch.tensor([SEEDS.numel()], dtype=torch.int32)
     for shift in (0, 1000):
         cached = CachedLists(torch.cat(lists) + shift, starts, torch.zeros(2, dtype=torch.int64))
-        mine = launch_sample(indptr, indices, SEEDS, everyone, 5, CLOCK, 1, cached=cached, launch=SampleLaunch(8, 4))
-        plain = sample_torch(indptr, indices, SEEDS, 5, CLOCK, 1)
+        mine = launch(indptr, indices, SEEDS, everyone, 5, CLOCK, 1, cached=cached)
+        plain = reference(indptr, indices, SEEDS, 5, CLOCK, 1)
         assert torch.equal(mine.indptr, plain.indptr)
         here = torch.isin(SEEDS.long(), held).repeat_interleave(plain.indptr.diff().long())
         assert torch.equal(mine.trimmed().sources, plain.sources + shift * here)
