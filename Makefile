@@ -46,7 +46,7 @@ test: $(READY)  ## the test suite in at most ten minutes on two cores; what need
 test-rest: $(READY)  ## the longer tests: interpreted kernels, servers that are killed, a Ray cluster that loses a node
 	$(PYTEST) -m rest -n logical --maxprocesses 8 $(TESTS)
 
-soak: $(READY)  ## kills, failing system calls and misbehaving models against a real server: about 20 minutes
+soak: $(READY)  ## kills, failing system calls and misbehaving models against a real server, what runs where: about 40 minutes
 	PYTHONPATH=src:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.soak $(PARTS)
 
 check: $(READY)  ## lint, format, types

@@ -261,7 +261,7 @@ def pyg_net(task: Task, in_features: int, out_features: int) -> InputDropout:
     return InputDropout(body, task.input_dropout or 0.0)
 
 
-def make_optimizer(task: Task, net: InputDropout) -> torch.optim.Optimizer:
+def make_optimizer(task: Task, net: nn.Module) -> torch.optim.Optimizer:
     """Adam with weight decay on all layers or on the first alone."""
     if task.decay == "all":
         return torch.optim.Adam(net.parameters(), lr=task.lr, weight_decay=task.weight_decay)
@@ -272,13 +272,19 @@ def make_optimizer(task: Task, net: InputDropout) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=task.lr)
 
 
-def train_pyg(task: Task, graph: Graph, x: Tensor | None = None, edge_index: Tensor | None = None) -> Outcome:
-    """Train ``task`` on ``graph`` with PyG on the device of the graph; ``x`` and edges as given or made."""
+def train_pyg(
+    task: Task,
+    graph: Graph,
+    x: Tensor | None = None,
+    edge_index: Tensor | None = None,
+    net: nn.Module | None = None,
+) -> Outcome:
+    """Train ``task`` on ``graph`` with PyG on the device of the graph; ``x``, edges and model as given or made."""
     x = dense_features(graph) if x is None else x
     edge_index = graph.edge_index() if edge_index is None else edge_index
     torch.manual_seed(task.seed)
     start = time.perf_counter()
-    net = pyg_net(task, graph.num_features, graph.num_classes).to(graph.device)
+    net = pyg_net(task, graph.num_features, graph.num_classes).to(graph.device) if net is None else net
     optimizer = make_optimizer(task, net)
     target = graph.y[graph.train]
     best_val, best_test, best_epoch, epoch = -1.0, 0.0, 0, 0

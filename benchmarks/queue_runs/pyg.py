@@ -1,7 +1,8 @@
-"""A queue of trainings in PyG: one warm worker process that takes one task after another, in order of arrival.
+"""A queue of trainings in PyG: warm worker processes that take one task after another, in order of arrival.
 
-It is the sequential baseline, without the start of a process per task that PyG's users pay: the worker imports and
-starts CUDA once. If it ends or does not answer in time, its task and the later ones fail, and nothing waits for ever.
+One worker is the sequential baseline, several share the GPU under NVIDIA's MPS; both without the start of a process per
+task that PyG's users pay: a worker imports and starts CUDA once. If one ends or does not answer in time, its task and
+the later ones of that worker fail, and nothing waits for ever.
 
 As a program this is the worker: it reads a line of JSON per task and answers each with a line of JSON.
 """
@@ -18,8 +19,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
+from benchmarks.queue_runs.team import Arrival
 from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 
 Settings = Mapping[str, Any]
@@ -36,7 +39,9 @@ class WorkerLost(RuntimeError):
 class PyGWorker:
     """A worker process; :meth:`train` blocks until its task is done, or the worker is lost."""
 
-    def __init__(self, device: str, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(
+        self, device: str, program: Sequence[str] = PROGRAM, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._begin = time.perf_counter()
         self._lines: queue.Queue[str] = queue.Queue()
         self.start_seconds = 0.0
@@ -45,7 +50,7 @@ class PyGWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -136,6 +141,50 @@ def run_in_order(
     return Simulation(name, tuple(runs), tuple(groups)), {"failed": errors, "out_of_memory": memory}
 
 
+def run_arriving(
+    name: str, workers: Sequence[PyGWorker], arrivals: Sequence[Arrival], seconds: float
+) -> tuple[Simulation, dict[str, Any]]:
+    """Every task, once it has arrived, by the next free worker; when each ran, and what went wrong.
+
+    TimeoutError if ``seconds`` were not enough for all.
+    """
+    waiting: queue.Queue[Arrival | None] = queue.Queue()
+    runs: list[TaskRun] = []
+    groups: list[SimulatedGroup] = []
+    errors: dict[str, str] = {}
+    begin = time.perf_counter()
+
+    def serve(number: int, worker: PyGWorker) -> None:
+        while (one := waiting.get()) is not None:
+            start = time.perf_counter() - begin
+            try:
+                said = worker.train({**one.settings, **({"infer": dict(one.infer)} if one.of else {})}, seconds - start)
+            except WorkerLost as error:
+                said = {"error": str(error)}
+            end = time.perf_counter() - begin
+            if "error" in said:
+                errors[one.label] = said["error"]
+                continue
+            runs.append(TaskRun(one.label, one.label, one.at, start, end))
+            held = said.get("peak_bytes", 0)
+            groups.append(SimulatedGroup(one.label, "device", number, (one.label,), held, start, end, "is next"))
+
+    threads = [threading.Thread(target=serve, args=pair, daemon=True) for pair in enumerate(workers)]
+    for thread in threads:
+        thread.start()
+    for one in sorted(arrivals, key=lambda one: one.at):
+        time.sleep(max(one.at - (time.perf_counter() - begin), 0.0))
+        waiting.put(one)
+    for _ in threads:
+        waiting.put(None)
+    for thread in threads:
+        thread.join(max(seconds - (time.perf_counter() - begin), 0.0) + GRACE)
+    if time.perf_counter() - begin >= seconds:
+        raise TimeoutError(f"{seconds:.0f} s were not enough for {name}: {len(runs)} of {len(arrivals)} tasks ended")
+    memory = sum("memory" in error for error in errors.values())
+    return Simulation(name, runs, groups), {"failed": errors, "out_of_memory": memory}
+
+
 # ---- the worker ----------------------------------------------------------------------------------------
 
 
@@ -148,7 +197,7 @@ def main() -> None:
     device = torch.device(sys.argv[1])
     import torch_geometric.nn  # noqa: F401
 
-    from benchmarks.baselines.epochs import train_pyg
+    from benchmarks.baselines.pyg_loops import infer, train
     from weft.core.task import Task
     from weft.graph.readers import read
 
@@ -171,9 +220,10 @@ def main() -> None:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
             begin = time.perf_counter()
-            task = Task(**settings)
-            trained = train_pyg(task, graphs[path].to(device))
-            found = {"seconds": time.perf_counter() - begin, "trained_seconds": trained.seconds}
+            nodes = settings.pop("infer", {}).get("nodes")
+            task, graph = Task.from_dict(settings), graphs[path].to(device)
+            seconds = train(task, graph).seconds if nodes is None else 0.0 * len(infer(task, graph, nodes))
+            found = {"seconds": time.perf_counter() - begin, "trained_seconds": seconds}
             found["peak_bytes"] = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"}

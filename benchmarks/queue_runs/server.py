@@ -1,6 +1,7 @@
 """Run a queue through Weft's own supervisor and worker processes under any policy, and measure every task.
 
-All tasks are submitted at once and planned before the clock starts, so that a policy that orders them sees all of them.
+All tasks are submitted at once and planned before the clock starts, so that a policy that orders them sees all of them;
+or (:meth:`QueueServer.run_arriving`) each at its second, and planning is counted.
 Workers stay: a policy is exchanged between two runs, kernels are compiled and graphs in host memory before the first.
 """
 
@@ -11,14 +12,16 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
+from benchmarks.queue_runs.team import Arrival
 from weft.core.gpus import nvml
 from weft.sched.admission import Policy, Tasks
 from weft.sched.policies import find_policy
@@ -240,6 +243,18 @@ class QueueServer:
 
     # ---- one queue under one policy --------------------------------------------------------------------
 
+    def plan(self, tasks: Sequence[Settings]) -> None:
+        """Have ``tasks`` planned, so that later ones of their kinds need no planning, and cancel them."""
+        self._cancel(self._submitted({str(number): settings for number, settings in enumerate(tasks)}))
+
+    def _submitted(self, tasks: Mapping[str, Settings]) -> dict[str, str]:
+        """Submit ``tasks`` (settings by label) together; their labels by id, once all are planned."""
+        (made,) = self.db.submit_apart([[Submission(_spec(settings)) for settings in tasks.values()]])
+        labels = {task.id: label for task, label in zip(made, tasks, strict=True)}
+        self.supervisor.wake()
+        self._until(lambda: self._states(labels) <= {"planned", *ENDED}, PLAN_SECONDS, "to plan")
+        return labels
+
     def run(
         self,
         name: str,
@@ -247,12 +262,8 @@ class QueueServer:
         seconds: float = 300.0,
     ) -> QueueRun:
         """Submit ``tasks`` (settings by name) together, and run them by the policy called ``name``."""
-        submissions = [Submission(_spec(settings)) for settings in tasks.values()]
-        (made,) = self.db.submit_apart([submissions])
-        labels = {task.id: label for task, label in zip(made, tasks, strict=True)}
-        self.supervisor.wake()
         errors = self.supervisor.state.counters["memory_errors"]
-        self._until(lambda: self._states(labels) <= {"planned", *ENDED}, PLAN_SECONDS, "to plan")
+        labels = self._submitted(tasks)
         planned = [queued_task(self.db.get(task)) for task in labels]
         begin = time.time()
         self._decide_by(find_policy(name))
@@ -265,6 +276,39 @@ class QueueServer:
             self._decide_by(Hold())
         self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
         return self._measured(name, labels, begin, self.supervisor.state.counters["memory_errors"] - errors, planned)
+
+    def run_arriving(self, name: str, arrivals: Sequence[Arrival], seconds: float, fuse: bool = True) -> QueueRun:
+        """Submit each of ``arrivals`` at its second, in order, and run them by the policy called ``name``."""
+        left = deque(sorted(arrivals, key=lambda one: one.at))
+        ids: dict[str, str] = {}  # of tasks, by label
+        labels: dict[str, str] = {}
+        errors, begin = self.supervisor.state.counters["memory_errors"], time.time()
+        self._decide_by(find_policy(name, fuse))
+        try:
+            while left:
+                now, due = time.time() - begin, []
+                while left and left[0].at <= now:
+                    due.append(left.popleft())
+                for job in dict.fromkeys(one.job for one in due):  # a sweep is submitted as one
+                    these = [one for one in due if one.job == job]
+                    (made,) = self.db.submit_apart([[_arriving(one, ids) for one in these]])
+                    if isinstance(made, QueueError):
+                        raise made
+                    ids |= {one.label: task.id for one, task in zip(these, made, strict=True)}
+                    labels |= {ids[one.label]: one.label for one in these}
+                if due:
+                    self.supervisor.wake()
+                time.sleep(min(max(left[0].at - (time.time() - begin), 0.0), 0.05) if left else 0.0)
+            left_seconds = seconds - (time.time() - begin)
+            self._until(lambda: self._states(labels) <= set(ENDED), left_seconds, f"for {name}")
+        except TimeoutError:
+            self._cancel(labels)
+            raise
+        finally:
+            self._decide_by(Hold())
+        self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
+        errors = self.supervisor.state.counters["memory_errors"] - errors
+        return self._measured(name, labels, begin, errors, (), {one.label: one.at for one in arrivals})
 
     def _cancel(self, tasks: Mapping[str, str]) -> None:
         """Have what still waits or runs end, so that the next queue has the workers to itself."""
@@ -291,7 +335,13 @@ class QueueServer:
         return {row["state"] for row in self.db.connection.execute(query, tuple(tasks))}
 
     def _measured(
-        self, name: str, labels: Mapping[str, str], begin: float, out_of_memory: int, planned: Sequence[QueuedTask]
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        begin: float,
+        out_of_memory: int,
+        planned: Sequence[QueuedTask],
+        arrived: Mapping[str, float] = MappingProxyType({}),
     ) -> QueueRun:
         found = [self.db.get(task) for task in labels]
         done = [task for task in found if task.state == "done"]
@@ -300,8 +350,11 @@ class QueueServer:
         events = {task.id: self.db.last_events(task.id, ("running",), 10_000) for task in done}
         starts = {task: claims[0].time for task, claims in events.items()}
         runs = tuple(
-            TaskRun(labels[t.id], of_task[t.id].id, 0.0, starts[t.id] - begin, t.updated - begin) for t in done
-        )  # fmt: skip
+            TaskRun(
+                labels[t.id], of_task[t.id].id, arrived.get(labels[t.id], 0.0), starts[t.id] - begin, t.updated - begin
+            )
+            for t in done
+        )
         rows = tuple(
             SimulatedGroup(
                 group.id, group.device, int(group.worker.rpartition("/")[2]),
@@ -336,6 +389,16 @@ class QueueServer:
 def _spec(settings: Settings) -> dict[str, Any]:
     path = settings["graph"] if os.path.isabs(str(settings["graph"])) else None
     return {"task": dict(settings), **({"graph_path": path} if path else {})}
+
+
+def _arriving(one: Arrival, ids: Mapping[str, str]) -> Submission:
+    """The submission of a task; ``ids`` are those of tasks before it, by label."""
+    spec = _spec(one.settings)
+    if not one.of:
+        return Submission(spec, user=one.user)
+    trained = ids[one.of]
+    spec |= {"kind": "inference", "infer": {**one.infer, "of": trained}}
+    return Submission(spec, user=one.user, after=(trained,))
 
 
 def _trained(task: QueueTask) -> dict[str, float]:

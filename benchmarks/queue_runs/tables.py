@@ -76,6 +76,45 @@ def goals(cells: Sequence[Cell], queues: Sequence[str]) -> list[Row]:
     return [_row(name, wanted, found, queues) for name, wanted, found in rows]
 
 
+def team_verdicts(cells: Sequence[Cell]) -> list[Row]:
+    """A row per goal of the team's queue: its name, what is wanted, what was found, the verdict."""
+    found = {mode: find(cells, mode=mode) for mode in ("backfill", "unfused", "lmcf", "sequential", "pyg-mps")}
+    ours = found["backfill"]
+
+    def over(mode: str, figure: str) -> float | None:
+        other = found[mode]
+        if ours is None or other is None or ours["tasks"] != other["tasks"]:
+            return None
+        return float(other[figure] / max(ours[figure], 1e-9))
+
+    weft = [cell for mode, cell in found.items() if cell is not None and mode != "pyg-mps"]
+    peaks = [
+        cell["device_peak_bytes"] / (cell["budget_bytes"] + cell["reserved_bytes"])
+        for cell in weft
+        if cell.get("device_peak_bytes") is not None
+    ]
+    rows = [
+        ("makespan: nothing fused / Weft", ">= 1.5", over("unfused", "makespan")),
+        ("mean JCT: nothing fused / Weft", "-", over("unfused", "mean_jct")),
+        ("makespan: LMCF / Weft", "-", over("lmcf", "makespan")),
+        ("makespan: one at a time / Weft", "-", over("sequential", "makespan")),
+        ("makespan: PyG under MPS / Weft", "-", over("pyg-mps", "makespan")),
+        ("mean JCT: PyG under MPS / Weft", "-", over("pyg-mps", "mean_jct")),
+        ("out of memory, all of Weft's modes", "= 0", float(sum(cell["out_of_memory"] for cell in weft))),
+        ("tasks that failed, all of Weft's modes", "= 0", float(sum(len(cell["failed"]) for cell in weft))),
+        ("device's peak / whole budget, worst", "<= 1", max(peaks, default=None)),
+    ]
+    return [_verdict(name, wanted, value) for name, wanted, value in rows]
+
+
+def _verdict(name: str, wanted: str, value: float | None) -> Row:
+    sign, _, bound = wanted.partition(" ")
+    if value is None:
+        return [name, wanted.removeprefix("= "), None, UNKNOWN]
+    verdict = "-" if not bound else PASS if SIGNS[sign](value, float(bound)) else MISS
+    return [name, wanted.removeprefix("= "), value, verdict]
+
+
 def _row(name: str, wanted: str, found: Mapping[str, float], queues: Sequence[str]) -> Row:
     sign, _, bound = wanted.partition(" ")
     shown = wanted.removeprefix("= ")

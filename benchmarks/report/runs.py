@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.recorder import find
 from benchmarks.harness.results import FOLDER, Results
-from benchmarks.queue_runs.tables import goals
+from benchmarks.queue_runs.tables import goals, team_verdicts
 from benchmarks.report.markdown import (
     MISSING,
     MODELS,
@@ -372,6 +372,67 @@ def queue_goals(results: Results) -> str:
     """What was wanted of the default policy and of the simulator, and found on the queues."""
     header = ["goal", "wanted", "worst", "on", "of all queues", "verdict"]
     return table(header, goals(results.cells, _names(results)))
+
+
+def queue_epochs(results: Results) -> str:
+    """CoGNN's queues at 200 epochs, and overheads in epochs of a queue."""
+    legend, rows = Legend(), []
+    longest = max((cell["epochs"] for cell in results.cells), default=0)
+    for queue, workers, mode in dict.fromkeys((cell["queue"], cell["workers"], cell["mode"]) for cell in results.cells):
+        here = [c for c in results.cells if (c["queue"], c["workers"], c["mode"]) == (queue, workers, mode)]
+        good = {cell["epochs"]: cell for cell in here if cell["status"] == "ok" and not cell["failed"]}
+        if len(good) < 2 or longest not in good:
+            continue
+        short, whole = good[min(good)], good[longest]
+        epoch = (whole["makespan"] - short["makespan"]) / (longest - min(good))
+        overhead = short["makespan"] - min(good) * epoch
+        planning = max(cell["planning_seconds"] for cell in good.values())
+        rows.append([
+            queue, workers, f"`{mode}`", _times(whole), percent(whole.get("utilisation")), f"{1e3 * epoch:.3g} ms",
+            number(overhead / epoch), number(planning / epoch), whole["out_of_memory"],
+            legend.mark(results, [short, whole]),
+        ])  # fmt: skip
+    header = ["queue", "workers", "policy", "makespan / completion / wait, s", "busy", "one epoch of the queue",
+              "starts and scheduling, epochs", "planning, epochs", "out of memory", "run"]  # fmt: skip
+    return f"{table(header, rows)}\n\n{legend.text()}"
+
+
+TEAM_MODES = {
+    "backfill": "`backfill`",
+    "unfused": "`backfill`, nothing fused",
+    "lmcf": "`lmcf`",
+    "sequential": "one at a time (`sequential`)",
+    "pyg-mps": "PyG, as many processes, MPS",
+}
+
+
+def team_queue(results: Results) -> str:
+    """The team's queue in every mode."""
+    legend, rows = Legend(), []
+    for mode, words in TEAM_MODES.items():
+        cell = results.find(mode=mode)
+        if cell is None:
+            continue
+        whole = cell.get("budget_bytes", 0) + cell.get("reserved_bytes", 0)
+        peak = cell.get("device_peak_bytes")
+        held = MISSING if peak is None else number(peak / 2**30)
+        held += f" of {number(whole / 2**30)}" if whole else ""
+        answers = [MISSING if cell[key] is None else number(cell[key]) for key in ("answer_median", "answer_p95")]
+        rows.append([
+            words, number(cell["makespan"]), f"{number(cell['mean_jct'])} / {number(cell['p95_jct'])}",
+            f"{number(cell['mean_wait'])} / {number(cell['p95_wait'])}", percent(cell.get("utilisation")), held,
+            f"{cell['tasks']} in {cell['groups']}", " / ".join(answers), cell["out_of_memory"], len(cell["failed"]),
+            legend.mark(results, [cell]),
+        ])  # fmt: skip
+    header = ["mode", "makespan, s", "JCT of a job, mean / p95, s", "wait of a task, mean / p95, s", "busy",
+              "peak, GiB", "trainings in groups", "answers, median / p95, s", "out of memory", "failed",
+              "run"]  # fmt: skip
+    return f"{table(header, rows)}\n\n{legend.text()}"
+
+
+def team_goals(results: Results) -> str:
+    """What was wanted of the team's queue, and found."""
+    return table(["goal", "wanted", "found", "verdict"], team_verdicts(results.cells))
 
 
 def _names(results: Results) -> list[str]:

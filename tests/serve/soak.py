@@ -345,6 +345,17 @@ def models(folder: Path, names: tuple[str, ...]) -> dict[str, object]:
     }
 
 
+def matrix() -> dict[str, object]:
+    """Try every cell of the matrix of docs/architecture.md; each must end as it did when the table was written."""
+    from tests.matrix.cells import CELLS, recorded
+    from tests.matrix.table import RECORD, try_cells
+
+    expected, found = recorded(RECORD), try_cells(CELLS)
+    changed = {cell: (outcome, expected.get(cell)) for cell, outcome in found.items() if outcome != expected.get(cell)}
+    assert changed == {}, changed
+    return {"cells": len(found), "run": sum(outcome == "same" for outcome in found.values())}
+
+
 def main() -> None:
     """All of it, bounded by the waits of each part; a table at the end."""
     rows: list[tuple[str, float, object]] = []
@@ -352,6 +363,7 @@ def main() -> None:
         "kills": lambda folder: kills(folder, 60),
         "failing calls": lambda folder: faults(folder, shim(folder), [(c, e) for c in CALLS for e in ERRORS]),
         "models": lambda folder: models(folder, MODELS),
+        "matrix": lambda folder: matrix(),
     }
     chosen = sys.argv[1:] or list(parts)
     for name in chosen:

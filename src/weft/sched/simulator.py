@@ -141,8 +141,11 @@ class SimulatedGroup:
     bytes: int
     start: float
     end: float
-    why: str
-    places: tuple[str, ...]
+    why: str = ""
+    places: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", self.places or (self.device,))
 
 
 @dataclass(frozen=True)

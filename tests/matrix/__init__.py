@@ -1,0 +1,1 @@
+"""What runs where: every kind of work in every place that trains, killed or not."""
