@@ -100,8 +100,8 @@ def team_verdicts(cells: Sequence[Cell]) -> list[Row]:
         ("makespan: one at a time / Weft", "-", over("sequential", "makespan")),
         ("makespan: PyG under MPS / Weft", "-", over("pyg-mps", "makespan")),
         ("mean JCT: PyG under MPS / Weft", "-", over("pyg-mps", "mean_jct")),
-        ("out of memory, all of Weft's modes", "= 0", float(sum(cell["out_of_memory"] for cell in weft))),
-        ("tasks that failed, all of Weft's modes", "= 0", float(sum(len(cell["failed"]) for cell in weft))),
+        ("out of memory, all of Weft's modes", "= 0", float(sum(c["out_of_memory"] for c in weft)) if weft else None),
+        ("tasks that failed, all of Weft's modes", "= 0", float(sum(len(c["failed"]) for c in weft)) if weft else None),
         ("device's peak / whole budget, worst", "<= 1", max(peaks, default=None)),
     ]
     return [_verdict(name, wanted, value) for name, wanted, value in rows]
