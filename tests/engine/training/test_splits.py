@@ -135,5 +135,3 @@ def test_splits_that_are_not_there_are_one_sentence():
         weft.Sweep("demo", split=[0], splits="all")
     with pytest.raises(GraphError, match="different numbers of columns"):
         tiny_graph().with_splits(torch.ones(60, 2, dtype=torch.bool), torch.zeros(60, 3, dtype=torch.bool))
-    with pytest.raises(SpecError, match="one rank"):
-        run(weft.Sweep(several(), splits="all"), ranks=2)

@@ -11,7 +11,7 @@ from tests.ops.sampling.graphs import CLOCK, SEEDS, random_csr
 from weft.batches.sampler import TritonHops, cpu_hops, torch_hops
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.reference import sample_torch
-from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton
+from weft.ops.sampling.sample_triton import SampleLaunch, launch_sample, sample_triton
 
 FANOUTS = [3, 2]
 
@@ -26,7 +26,7 @@ def assert_same_hops(mine, theirs) -> None:
 @pytest.mark.parametrize("replace", [False, True])
 def test_triton(replace):
     csr = random_csr(50)
-    triton = TritonHops(*csr, replace=replace, edges=True, device=torch.device("cpu"))
+    triton = TritonHops(*csr, torch.device("cpu"), edges=True, sample_hop=partial(launch_sample, replace=replace))
     compiled = partial(cpu_hops, CpuSampler(*csr, replace=replace))
     for _ in range(2):
         assert_same_hops(triton(SEEDS, FANOUTS, CLOCK, "all"), compiled(SEEDS, FANOUTS, CLOCK, "all"))

@@ -24,7 +24,7 @@ def test_both_sides_make_the_same_batch(cached):
     host = PaddedHost(sampler, graph.x, CPU, slots=1, store=held)
     store = FeatureStore(graph.x)
     store.tier = "device"  # as on a GPU; the interpreter runs its kernels on CPU tensors
-    triton = TritonHops(graph.adj.indptr, graph.adj.indices, replace=False, edges=False, device=CPU)
+    triton = TritonHops(graph.adj.indptr, graph.adj.indices, CPU)
     for seeds in list(SeedOrder(graph.train, 12).epoch(1))[:2]:
         packed = host.prepare(seeds)
         mine = host.transfer(packed)

@@ -76,8 +76,9 @@ def _reservoir_kernel(
             tl.debug_barrier()
             if CACHED:
                 held = tl.load(near_start + node).to(tl.int64)
-                source = tl.load(indices + start + offset, mask=filled & (held < 0), other=0)
-                source += tl.load(near + held + offset, mask=filled & (held >= 0), other=0)
+                cached = (slot * 0 + held) >= 0  # a vector, as the interpreter needs it in a mask
+                source = tl.load(indices + start + offset, mask=filled & ~cached, other=0)
+                source += tl.load(near + held + offset, mask=filled & cached, other=0)
                 tl.atomic_add(read, 1, sem="relaxed")
                 tl.atomic_add(read + 1, (held >= 0).to(tl.int64), sem="relaxed")
             else:

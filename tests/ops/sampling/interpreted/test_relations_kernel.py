@@ -40,7 +40,7 @@ def test_fewer_rows_than_places():
 def test_hops_with_compaction_equal_the_cpus():
     rows = rows_of(related_csr())
     fanouts = [(2, 1, 1), 3, (0, 2, 1)]
-    about = {"replace": False, "edges": True, "device": torch.device("cpu")}
+    about = {"edges": True, "device": torch.device("cpu")}
     triton = TritonHops(rows.plain_indptr(), rows.indices, **about, relations=RelationFanouts(rows, fanouts))
     compiled = partial(cpu_hops, CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
     for _ in range(2):  # the second time with a table that was used before
