@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import multiprocessing
 
 import pytest
@@ -34,11 +35,16 @@ def runs(tmp_path_factory):
     return place
 
 
-def test_runs_teach(runs):
-    lesson = learn([runs], CPU)
+def test_runs_teach(runs, tmp_path):
+    slow = shutil.copytree(runs, tmp_path / "slow")
+    for path in slow.glob("*/result.json"):  # much slower than predicted: more than other programs' noise
+        result = json.loads(path.read_text())
+        result["metrics"]["seconds_per_epoch"] *= 10
+        path.write_text(json.dumps(result))
+    lesson = learn([slow], CPU)
     assert len(lesson.observations) == 2
     assert lesson.skipped == ()
-    assert lesson.after <= lesson.before
+    assert lesson.after < lesson.before
     kept = load_calibration(CPU)
     assert kept.factors == lesson.calibration.factors
     task = weft.Task(graph=str(runs / "tiny"), model="gcn", hidden=8, epochs=6)
