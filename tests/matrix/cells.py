@@ -319,7 +319,7 @@ class Matrix:
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = paths  # Ray's workers have the environment of its node
         try:
-            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                      object_store_memory=80 << 20)  # fmt: skip
         finally:
             os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)

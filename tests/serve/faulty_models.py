@@ -538,8 +538,9 @@ class FillsMemoryOfChildren(Plain):
         for _ in range(7):
             if os.fork() == 0:
                 kept = b"x" * (400 << 20)
-                time.sleep(5.0)
+                time.sleep(8.0)
                 os._exit(not kept)
+        time.sleep(4.0)  # a busy machine takes seconds to fill 2.8 GiB
         return y
 
 

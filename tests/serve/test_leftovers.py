@@ -31,7 +31,7 @@ def reserved(monkeypatch):
 @pytest.fixture
 def kept(reserved, monkeypatch):
     found = KeptGraphs("cuda:0", 1 << 30)
-    monkeypatch.setattr(found.store, "reserved_bytes", lambda: reserved["graphs"])
+    monkeypatch.setattr(found.store, "bytes_held", lambda: reserved["graphs"])
     monkeypatch.setattr(found.store, "clear", lambda: reserved.update(graphs=0))
     yield found
     names.leave_out_of_collections()
