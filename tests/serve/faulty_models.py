@@ -540,7 +540,7 @@ class FillsMemoryOfChildren(Plain):
                 kept = b"x" * (400 << 20)
                 time.sleep(8.0)
                 os._exit(not kept)
-        time.sleep(4.0)  # a busy machine takes seconds to fill 2.8 GiB
+            time.sleep(0.4)  # so that it is noticed before all is taken: a second attempt may have what the first held
         return y
 
 
