@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from weft.graph.sparse_features import SparseFeatures
     from weft.planner.pruning import MedianPruner
     from weft.planner.report.plan_report import PlanReport
+    from weft.planner.tuning import Tuner
     from weft.serve.client import Client
 
 # The module of every public name, imported when the name is first used: torch takes seconds to load, and
@@ -71,6 +72,7 @@ _MODULES = {
     "SweepResult": "weft.engine.sweep_result",
     "Task": "weft.core.task",
     "TrainingError": "weft.core.errors",
+    "Tuner": "weft.planner.tuning",
     "WeftError": "weft.core.errors",
     "choice": "weft.core.search_space",
     "load": "weft.graph.catalog.names",
@@ -106,6 +108,7 @@ __all__ = [
     "SweepResult",
     "Task",
     "TrainingError",
+    "Tuner",
     "WeftError",
     "__version__",
     "choice",

@@ -174,7 +174,8 @@ def test_objects_become_descriptions():
         ({"hiden": [1]}, "sweep 'mine': unknown setting 'hiden'; did you mean 'hidden'?"),
         ({"hidden": range(1, 201), "seed": range(200)}, "40,000 tasks (200 x 200) are more than 10,000"),
         ({"samples": 3, "lr": [0.1, 0.2]}, "samples=3, but no setting is drawn"),
-        ({"lr": uniform(0.1, 0.2)}, "lr=uniform(0.1, 0.2) is drawn; say how often with samples="),
+        ({"lr": uniform(-0.1, 0.2)}, "sweep 'mine': lr=-0.1 must be above 0"),
+        ({"lr": uniform(0.1, 0.2), "hidden": 0}, "hidden=0 must be at least 1"),
         ({"samples": 0, "lr": uniform(0.1, 0.2)}, "samples=0 must be at least 1"),
         ({"model": choice(["gcn", "gat"]), "samples": 3}, "gave only 2 different combinations"),
         ({"tasks": {"lr": 1}}, "must be a list of dicts"),
@@ -191,6 +192,25 @@ def test_mistakes(settings, message):
     with pytest.raises(SpecError) as error:
         Sweep(**{"graph": "cora", "name": "mine", **settings})
     assert message in str(error.value)
+
+
+def test_what_is_drawn_without_samples_is_a_space_for_a_tuner():
+    sweep = Sweep("cora", model=["gcn", "gat"], lr=loguniform(1e-3, 1e-1), heads=choice([2, 4]), hidden=16, name="mine")
+    with pytest.raises(SpecError, match=r"lr=loguniform.* is drawn; say how often with samples=.* or choose a tuner"):
+        sweep.tasks()
+    drawn = sweep.space().draw("7")
+    assert drawn == sweep.space().draw("7")
+    assert set(drawn) == {"model", "lr", "heads"}
+    trials = [sweep.trial(sweep.space().draw(str(key)), f"trial {key}") for key in range(20)]
+    assert {(task.model, task.hidden) for task in trials} == {("gcn", 16), ("gat", 16)}
+    assert all(("heads" in task.given) == (task.model == "gat") for task in trials), "what a GCN does not read, goes"
+
+
+def test_entries_of_tasks_are_branches_of_the_space():
+    entries = [{"model": "gcn", "lr": loguniform(1e-3, 1e-2)}, {"model": "sage", "lr": 0.5}]
+    space = Sweep("cora", tasks=entries).space()
+    drawn = [space.draw(str(key)) for key in range(20)]
+    assert {(each["model"], each["lr"] == 0.5) for each in drawn} == {("gcn", False), ("sage", True)}
 
 
 @pytest.mark.parametrize(

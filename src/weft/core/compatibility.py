@@ -22,6 +22,15 @@ GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric", 
 # computes the first aggregation in every step. The planner keeps such tasks apart, the runtime does not refuse them.
 ONLY_SLOWER = ("eval_every", "input_dropout")
 
+# Settings that a stack keeps per member as numbers: another value needs neither another step nor other shapes.
+MEMBER_NUMBERS = frozenset(
+    {
+        *("lr", "weight_decay", "dropout", "input_dropout", "attention_dropout", "betas", "eps", "momentum"),
+        *("optimizer", "schedule", "warmup", "epochs", "patience", "clip_norm", "clip_value", "accumulate", "ema"),
+        *("label_smoothing", "seed", "name"),
+    }
+)
+
 
 class ById:
     """An object as a key: equal to itself alone. It is held, so that no other object can take its id."""

@@ -25,6 +25,8 @@ CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
+TUNERS = ("random", "asha", "hyperband", "halving", "pbt")
+TUNES = ("ask", "report", "stop", "tell")  # what a tuner of the user's own has
 WEAVES = ("off", "concurrent", "merged", "merged+push")
 
 
@@ -199,7 +201,9 @@ class RunOptions(_Options):
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
     ``placement``: where the data of sampled training lies. ``prune``: end members of a sweep that are not worth
-    training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``checkpoint_every``: seconds of training
+    training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``tuner``: train the trials of a search
+    over the settings of a sweep, chosen by ``"random"``, ``"asha"``, ``"hyperband"``, ``"halving"``, ``"pbt"`` or a
+    :class:`weft.Tuner`: ``trials`` in all, ``width`` at once (None: what fills the device). ``checkpoint_every``: seconds of training
     between checkpoints.
     ``weave``: how stacks of different structure share a GPU: ``"off"`` (one group after another), ``"concurrent"`` (on
     streams of their own), ``"merged"`` (one step with shared kernels, which takes up to half a minute to compile) or
@@ -233,6 +237,20 @@ class RunOptions(_Options):
         choices=("median",),
         accepts=callable,
         described="a callable (epoch, scores, running) -> names, such as weft.MedianPruner()",
+    )
+    tuner: Any = run_option(
+        None,
+        str,
+        f"Train the trials of a search, chosen by: {', '.join(TUNERS)}.",
+        "tune plan",
+        shown="none",
+        choices=TUNERS,
+        accepts=lambda value: all(callable(getattr(value, name, None)) for name in TUNES),
+        described="an object with the methods of weft.Tuner: ask, report, stop and tell",
+    )
+    trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)
+    width: int | None = run_option(
+        None, int, "How many trials train at once.", "tune plan", shown="what fills the device and fits", low=1
     )
     budget: int | None = run_option(
         None,
@@ -368,6 +386,9 @@ class RunOptions(_Options):
                 f"{option('sharded', self.sharded)} would have no effect: none of these tasks sums rows of the whole "
                 "graph (attentions, maxima and sampled batches copy remote rows first); leave it out"
             )
+        if self.tuner is None and (self.trials is not None or self.width is not None):
+            name = "trials" if self.trials is not None else "width"
+            raise SpecError(f"{option(name, given[name])} would have no effect without {option('tuner')}")
         if self.prune is not None and len(tasks) == 1:
             raise SpecError(f"prune= would have no effect: {tasks[0].label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -85,6 +86,44 @@ class Choice:
     def to_dict(self) -> dict[str, Any]:
         """``{"choice": [...]}``, the form of a spec file."""
         return {"choice": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Settings that belong together: those with one value, and those that are drawn."""
+
+    fixed: Mapping[str, Any]
+    varying: Mapping[str, Range | Choice]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What the trials of a tuner are drawn from: one of ``branches``, then every setting that varies in it.
+
+    ``whole``: settings that are whole numbers. Arguments of a model are called ``model_args.NAME``.
+    """
+
+    branches: tuple[Branch, ...]
+    whole: frozenset[str] = frozenset()
+
+    def draw(self, key: str) -> dict[str, Any]:
+        """Settings for ``key``: the same for the same key; every setting has a stream of its own."""
+        branch = self.branches[0]
+        if len(self.branches) > 1:
+            branch = self.branches[random.Random(key).randrange(len(self.branches))]
+        drawn = {
+            name: source.at(random.Random(f"{key}/{name}").random(), name in self.whole)
+            for name, source in branch.varying.items()
+        }
+        return {**branch.fixed, **drawn}
+
+    def ranges(self, settings: Mapping[str, Any]) -> dict[str, Range]:
+        """The settings among ``settings`` that are drawn from ranges in their branch."""
+        for branch in self.branches:
+            names = {*branch.fixed, *branch.varying}
+            if names == settings.keys() and all(settings[name] == value for name, value in branch.fixed.items()):
+                return {name: source for name, source in branch.varying.items() if isinstance(source, Range)}
+        return {}
 
 
 def uniform(low: float, high: float, *, step: float | None = None) -> Range:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.search_space import Choice, Range, from_table
+from weft.core.search_space import Branch, Choice, Range, Space, from_table
 from weft.core.settings import ARGS, Labels, Rule, describe, identity
 from weft.core.task import (
     LOOP_SETTINGS,
@@ -247,11 +247,8 @@ def _draws(sweep: Sweep, drawn: Mapping[str, Range | Choice], label: str) -> lis
 
     Every setting has a stream of its own, so that adding one does not change what the others draw.
     """
-    if not drawn:
+    if not drawn or sweep.samples is None:  # of an open sweep there are no members
         return [{}]
-    if sweep.samples is None:
-        key, source = next(iter(drawn.items()))
-        raise SpecError(f"{label}: {key}={source} is drawn; say how often with samples=, or give a list for a grid")
     streams = {key: random.Random(f"{sweep.sample_seed}/{key}") for key in drawn}
     whole = {key for key, rule in rules().items() if rule.kind is int}
     draws: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -265,6 +262,33 @@ def _draws(sweep: Sweep, drawn: Mapping[str, Range | Choice], label: str) -> lis
         f"{label}: samples={sweep.samples}, but {sweep.samples * REDRAWS:,} draws of {shown} gave only {len(draws)} "
         "different combinations; ask for fewer, or give lists for the whole grid"
     )
+
+
+def first_drawn(sweep: Sweep) -> tuple[str, Range | Choice] | None:
+    """A setting that is drawn, and what from; None if there is none."""
+    for entry in (sweep.settings, *sweep.explicit):
+        for key, value in with_args_apart(entry).items():
+            if isinstance(value, (Range, Choice)):
+                return key, value
+    return None
+
+
+def check_space(sweep: Sweep, label: str) -> None:
+    """A :class:`SpecError` for a value of a setting that no trial could have, or if no drawn trial is possible."""
+    space = sweep.space()
+    for branch in space.branches:
+        for key, source in branch.varying.items():
+            whole = key in space.whole
+            ends = source.values if isinstance(source, Choice) else (source.at(0.0, whole), source.at(1.0, whole))
+            for value in ends if key in rules() else ():
+                rules()[key].check(f"{label}: ", key, value)
+    for number in range(REDRAWS):
+        try:
+            sweep.trial(space.draw(str(number)), label)
+            return
+        except SpecError:
+            if number + 1 == REDRAWS:
+                raise
 
 
 def all_settings(task: Task) -> tuple[Any, ...]:
@@ -317,8 +341,13 @@ class Sweep:
         put(self, "samples", Rule(int, low=1, optional=True).check(f"{label}: ", "samples", samples))
         put(self, "sample_seed", Rule(int, low=0).check(f"{label}: ", "sample_seed", sample_seed))
         put(self, "name", Rule(str, optional=True).check(f"{label}: ", "name", name))
-        put(self, "_members", tuple(members_of(self, label)))
-        put(self, "_labels", Labels({"graph": [task.graph for task in self.tasks()]}))
+        members: list[Task] = []
+        if samples is None and first_drawn(self) is not None:
+            check_space(self, label)
+        else:
+            members = members_of(self, label)
+        put(self, "_members", tuple(members))
+        put(self, "_labels", Labels({"graph": [task.graph for task in members]}))
 
     @property
     def label(self) -> str:
@@ -345,9 +374,50 @@ class Sweep:
         return labels.word("graph", task.graph)
 
     def tasks(self) -> list[Task]:
-        """The members, named by the settings that vary; later settings vary faster, the seed fastest."""
+        """The members, named by the settings that vary; later settings vary faster, the seed fastest.
+
+        A :class:`SpecError` if settings are drawn and nothing says how often: such a sweep is a space for a tuner.
+        """
         members: tuple[Task, ...] = self._members  # type: ignore[attr-defined]
+        if not members and (drawn := first_drawn(self)) is not None:
+            raise SpecError(
+                f"{f'sweep {self.name!r}' if self.name else 'sweep'}: {drawn[0]}={drawn[1]} is drawn; say how often "
+                "with samples=, give a list for a grid, or choose a tuner"
+            )
         return list(members)
+
+    def space(self) -> Space:
+        """What a tuner draws trials from: every list as a choice of its values, every entry of ``tasks`` a branch."""
+        shared, branches = with_args_apart(self.settings), []
+        for entry in self.explicit or ({},):
+            apart = with_args_apart(entry)
+            merged = {key: value for key, value in seed_last({**shared, **apart}).items() if key != "name"}
+            listed = {key: Choice(tuple(value)) for key, value in merged.items() if is_grid(key, value) and value}
+            varying = {key: listed.get(key, value) for key, value in merged.items() if varies(key, value)}
+            fixed = {key: value for key, value in apart.items() if key in merged and key not in varying}
+            branches.append(Branch(fixed, varying))
+        return Space(tuple(branches), frozenset(key for key, rule in rules().items() if rule.kind is int))
+
+    def trial(self, settings: Mapping[str, Any], name: str) -> Task:
+        """The task of a trial with ``settings`` out of :meth:`space`; what its model or optimizer does not read, goes.
+
+        A trial draws the settings of all models, of which it has one.
+        """
+        shared = {key: value for key, value in with_args_apart(self.settings).items() if not varies(key, value)}
+        task = Task(**joined_args({**shared, **settings, "name": name}))
+        ignored = {key for key in task.given if task.ignores(key)}
+        return Task(**{key: getattr(task, key) for key in task.given if key not in ignored}) if ignored else task
+
+    @classmethod
+    def of_trials(cls, tasks: Sequence[Task], name: str | None = None) -> Sweep:
+        """The sweep that has exactly ``tasks``, which have names and may be equal otherwise."""
+        sweep = cls.__new__(cls)
+        entries = tuple(frozen({key: getattr(task, key) for key in sorted(task.given)}) for task in tasks)
+        values = {"settings": {"graph": tasks[0].graph}, "explicit": entries, "samples": None, "sample_seed": 0}
+        for key, value in {**values, "name": name, "_members": tuple(tasks)}.items():
+            object.__setattr__(sweep, key, value)
+        object.__setattr__(sweep, "_labels", Labels({"graph": [task.graph for task in tasks]}))
+        return sweep
 
     def __len__(self) -> int:
         return len(self.tasks())
