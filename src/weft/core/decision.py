@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.core.task import Task
+
 RUNNING = "running"
 
 
@@ -50,12 +52,21 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Start:
+    """A trial that begins in a row of a group; ``parent``: the row whose weights, moments and buffers it takes over."""
+
+    task: Task
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a session does next. ``epoch`` is the one it was decided after; a session at another epoch refuses it.
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``rates``: factors for the learning rates of members from now on. ``finish``:
+    ``rates``: factors for the learning rates of members from now on. ``start``: trials that begin, by their rows.
+    ``finish``:
     this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
@@ -68,6 +79,7 @@ class Decision:
     finish: bool = False
     reason: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
+    start: Mapping[int, Start] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

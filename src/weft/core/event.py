@@ -11,7 +11,7 @@ from typing import Any
 
 STEERED = ("paused", "resumed", "preempted")  # by a control, from outside
 KINDS = (
-    *("preparing", "start", "note", "group", "progress", "end", "checkpoint", *STEERED),
+    *("preparing", "start", "note", "group", "trial", "progress", "end", "checkpoint", *STEERED),
     *("finish", "interrupted", "failed"),
 )
 
@@ -26,6 +26,8 @@ class Event:
     (``lists_read`` and ``list_hit_rate`` of neighbour lists). ``checkpoint``: path and epoch. ``paused``, ``resumed``:
     after which epoch. ``finish``, ``interrupted``, ``preempted``, ``failed``: how it ended. Of a sweep also ``group``:
     members that begin to train together, and ``end``: a member's status and metrics, with the member as ``task``.
+    Of a tuned sweep also ``trial``: one begins, with its ``settings`` and the ``row`` that it trains in (``parent``,
+    ``copied_at``: the trial that it continues, and since which epoch).
 
     ``run`` is the id of the run and ``seq`` counts its events from 1, on after a resume. ``worker`` is the process that
     sent it. ``group`` is the key of the group it is about (the folder of its checkpoint), empty for the whole.

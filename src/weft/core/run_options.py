@@ -203,8 +203,8 @@ class RunOptions(_Options):
     ``placement``: where the data of sampled training lies. ``prune``: end members of a sweep that are not worth
     training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``tuner``: train the trials of a search
     over the settings of a sweep, chosen by ``"random"``, ``"asha"``, ``"hyperband"``, ``"halving"``, ``"pbt"`` or a
-    :class:`weft.Tuner`: ``trials`` in all, ``width`` at once (None: what fills the device). ``checkpoint_every``: seconds of training
-    between checkpoints.
+    :class:`weft.Tuner`: ``trials`` in all, ``width`` at once (None: what fills the device). ``checkpoint_every``:
+    seconds of training between checkpoints.
     ``weave``: how stacks of different structure share a GPU: ``"off"`` (one group after another), ``"concurrent"`` (on
     streams of their own), ``"merged"`` (one step with shared kernels, which takes up to half a minute to compile) or
     ``"merged+push"`` (the same with TurboMGNN's pull-and-push; equal to rounding); None: concurrently if they do not

@@ -54,7 +54,7 @@ class Driver:
     ``POLL_SECONDS``; only the number of events depends on it.
     """
 
-    members: Sequence[Member]
+    members: list[Member]
     options: RunOptions = DEFAULTS
     device: str = "cpu"
     compiled: bool = False

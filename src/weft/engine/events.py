@@ -122,20 +122,26 @@ class SweepEvents(EventSource):
         if not self._group:
             self.event(
                 "start",
-                tasks=len(self._sweep),
-                epochs=self._total,
+                **self._whole(),
                 device=device_name(group.device),
                 graph=about_graph(group),
                 graphs=list(self._sweep.graphs),
                 metric=metric,
-                varying=list(self._sweep.varying),
-                settings=self._sweep.to_dict(),
                 plan=[plan.to_dict() for plan in plans],
             )
         self._group, self._key = {"group": position, "groups": len(plans)}, key
-        names = [task.label for task in group.tasks]
+        names = self._names(group)
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
+
+    def _whole(self) -> dict[str, Any]:
+        """What all groups are together."""
+        sweep = self._sweep
+        return {"tasks": len(sweep), "epochs": self._total, "varying": list(sweep.varying), "settings": sweep.to_dict()}
+
+    def _names(self, group: GroupRun) -> list[str]:
+        """The members that begin with ``group``."""
+        return [task.label for task in group.tasks]
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         self._begun |= {member.name: member for member in members}
@@ -161,7 +167,11 @@ class SweepEvents(EventSource):
 
     def _end(self, name: str, status: str, metrics: dict[str, Any], message: str, **more: Any) -> None:
         data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics, **more}
-        event = Event("end", name, {**data, **({"message": message} if message else {})}, group=self._key)
+        self._emit_of(name, "end", {**data, **({"message": message} if message else {})})
+
+    def _emit_of(self, name: str, kind: str, data: dict[str, Any]) -> None:
+        """Emit an event about a member, once the group is known."""
+        event = Event(kind, name, data, group=self._key)
         if self._group:
             self._emit(event)
         else:

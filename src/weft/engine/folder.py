@@ -148,8 +148,8 @@ def _check_more_epochs(task: Task, before: int, trained: int, status: str, place
         raise SpecError(f"{start}its group trained {trained} and it has left the step; start afresh")
 
 
-REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
-FILES = (JOURNAL, FILE, *RESULT_FILES, REPORT, SWEEP)
+REPORT, SWEEP, JOURNAL, CALLS = "report.html", "sweep.json", "events.jsonl", "tuner.jsonl"
+FILES = (JOURNAL, FILE, *RESULT_FILES, REPORT, SWEEP, CALLS)
 INSIDE = (f"groups/*/{FILE}", *(f"tasks/*/{name}" for name in RESULT_FILES))
 
 MOST_UNWRITTEN = 10_000  # lines of a journal that are kept while the disk is full

@@ -143,6 +143,10 @@ class Job:
                         give_back_memory(self._device, gone=bool(self._parts) and all(p() is None for p in self._parts))
         if self._device.type == "cpu":
             give_back_heap()
+        return self._outcome()
+
+    def _outcome(self) -> list[Result]:
+        """All results, in the order of the tasks; raises the error if not one task could begin."""
         lost = [result for result in self._ended.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._keep(lost)
@@ -335,11 +339,15 @@ class Job:
         if self.write_report is None or self._folder is None or not self._folder.opened:
             return
         if begin >= self._next_report or force:
-            plans = {name: plan for _, plan in self.groups for name in plan.members}
             with suppress(OSError, WeftError):
-                self.write_report([self._standing(name, plans[name]) for name in self._tasks])
+                self.write_report(self._standings())
             end = time.monotonic()
             self._next_report = end + max(REPORT_SECONDS, (end - begin) / REPORT_SHARE)
+
+    def _standings(self) -> list[Result]:
+        """All members as they stand now."""
+        plans = {name: plan for _, plan in self.groups for name in plan.members}
+        return [self._standing(name, plans[name]) for name in self._tasks]
 
     def _save(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write a checkpoint, and the report as it is by then."""
@@ -412,23 +420,24 @@ class Job:
     # ---- what became of the members --------------------------------------------------------------------
 
     def _results(self, group: GroupRun, members: Sequence[Member], plan: Plan) -> list[Result]:
-        """The results of a trained group; a model that cannot be copied costs that model alone."""
-        results = []
-        for index, (member, task) in enumerate(zip(members, group.tasks, strict=True)):
-            model, message, dense = None, member.message, group.made_dense(index)
-            try:
-                model = treat_inputs(group.best_model(index), task, dense)
-            except Exception as error:
-                if task.traits is not None or is_memory_error(error):
-                    raise
-                lost = f"task {member.name!r}: trained, but its model could not be copied, so there are no weights: "
-                message = "; ".join(filter(None, (message, lost + what_was_raised(error, task))))
-                self._events.note(message)
-            result = self._without_model(member.name, plan, member.status, message, member.metrics())
-            trained_on, code = self._graphs.true_stats(task), self._codes[member.name]
-            result = replace(result, model=model, trained_on=trained_on, dense_features=dense, model_code=code)
-            results.append(replace(result, kept=group.best_kept(index)))
-        return results
+        """The results of a trained group."""
+        return [self._result(group, index, member, plan) for index, member in enumerate(members)]
+
+    def _result(self, group: GroupRun, index: int, member: Member, plan: Plan) -> Result:
+        """The result of one member; a model that cannot be copied costs that model alone."""
+        task, model, message, dense = group.tasks[index], None, member.message, group.made_dense(index)
+        try:
+            model = treat_inputs(group.best_model(index), task, dense)
+        except Exception as error:
+            if task.traits is not None or is_memory_error(error):
+                raise
+            lost = f"task {member.name!r}: trained, but its model could not be copied, so there are no weights: "
+            message = "; ".join(filter(None, (message, lost + what_was_raised(error, task))))
+            self._events.note(message)
+        result = self._without_model(member.name, plan, member.status, message, member.metrics())
+        trained_on, code = self._graphs.true_stats(task), self._codes[member.name]
+        result = replace(result, model=model, trained_on=trained_on, dense_features=dense, model_code=code)
+        return replace(result, kept=group.best_kept(index))
 
     def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
         """Keep and report that a member did not begin."""

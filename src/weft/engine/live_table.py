@@ -82,6 +82,8 @@ class LiveTable:
             reasons = [why for why in plan["why"][:3] if why not in self._reasons] if data["groups"] <= 4 else []
             self._reasons.update(reasons)
             self._lines += [f"  [dim]· {escape(reason)}[/]" for reason in reasons]
+        elif kind == "trial":
+            self._members.setdefault(event.task, {}).update(status="running", epochs=data["epochs"])
         elif kind == "progress":
             self._whole |= {key: value for key, value in data.items() if key != "members"}
             for member in data["members"]:

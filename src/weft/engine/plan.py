@@ -29,6 +29,7 @@ from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimato
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
+from weft.engine.tuned_plan import check_tuner, most_epochs, tuned_group
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import (
     ShardingEstimate,
@@ -46,6 +47,7 @@ from weft.planner.placement import steps_per_epoch
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate, nearest, roomy_machines
 from weft.planner.report.plan_text import would_do
 from weft.planner.transfers import row_bytes
+from weft.planner.trials import one_of_each
 from weft.runtime.modules.settings import check_tasks
 
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many
@@ -75,6 +77,8 @@ def plan(
     options = options.with_keywords(budget=budget, placement=placement)
     options.refuse_unread("plan", "would have no effect on a plan; give it to weft.run")
     label = work.label if isinstance(work, (Task, Sweep)) else ""
+    if options.tuner is not None:
+        return _tuned(work, machine, label, options)
     work = with_all_splits(as_work(work, "weft.plan"))
     tasks = [work] if isinstance(work, Task) else work.tasks()
     name, limit = label or f"{len(tasks)} tasks", options.budget
@@ -97,10 +101,31 @@ def plan(
     return replace(report, groups=tuple(groups), work=work)
 
 
+def _tuned(work: object, machine: Given, label: str, options: RunOptions) -> PlanReport:
+    """The plan of a tuned sweep: its rows, and the most that all trials take."""
+    kinds = check_tuner(options, work)
+    check_tasks(one_of_each(kinds))
+    there = find_machine(machine)
+    room = there.memory_bytes if options.budget is None else options.budget
+    estimator = Estimator(there, load_calibration(there))
+    tasks, plan, estimate = tuned_group(kinds, estimator, room, options)
+    report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
+    (group,) = report.groups
+    return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
+
+
 def report_on(
-    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, options: RunOptions = NONE
+    tasks: Sequence[Task],
+    name: str,
+    estimator: Estimator,
+    room: int,
+    options: RunOptions = NONE,
+    planned: Sequence[tuple[Plan, Estimate]] = (),
 ) -> PlanReport:
-    """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
+    """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine.
+
+    ``planned``: groups that were decided already.
+    """
     alone: dict[str, Estimate] = {}  # of every task, or of some structures if there are very many
     remaining = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     for task in tasks:
@@ -117,7 +142,7 @@ def report_on(
                 f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
             )
     by_name = {task.label: task for task in tasks}
-    planned = decided_groups(tasks, estimator, room, options)
+    planned = planned or decided_groups(tasks, estimator, room, options)
     groups = [
         GroupEstimate(
             plan=plan,

@@ -31,8 +31,14 @@ from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result
 from weft.engine.run_planner import check_runnable, device_of
 from weft.engine.sweep_result import SweepResult
+from weft.engine.tuned import TunedEvents, TunedFolder, TunedJob
+from weft.engine.tuned_plan import check_tuner
 from weft.planner.report.plan_report import PlanReport
+from weft.planner.trials import one_of_each
+from weft.planner.tuning import trial_name
 from weft.runtime.checkpoint import FILE
+
+MOST_COPIES = 10  # names that a control takes, per trial: copies of population-based training are trials, too
 
 
 @overload
@@ -90,17 +96,25 @@ def run(
         check_runnable(report)
         limit = _limit_of_plan(report, options)
         work = as_work(report.work, "weft.run")
-    work = with_all_splits(as_work(work, "weft.run"))
+    kinds: list[Task] = []  # of trials
+    if options.tuner is not None:
+        kinds = check_tuner(options, work)
+        for name, refused in {"extend": extend, "a saved plan": report is not None}.items():
+            if refused:
+                raise SpecError(f"{name} does not go with {option('tuner')}: trials are chosen while it runs")
+    else:
+        work = with_all_splits(as_work(work, "weft.run"))
     _check_folder_options(out, resume, overwrite, extend, options, report is not None)
     if on_event is not None and not callable(on_event):
         raise SpecError(f"on_event={on_event!r} must be a function that takes a weft.Event")
     if control is not None and not isinstance(control, Control):
         raise SpecError(f"control={control!r} must be a weft.Control()")
     resume, control = resume or extend, control or Control()
-    tasks = [work] if isinstance(work, Task) else work.tasks()
+    tasks = one_of_each(kinds) if kinds else [work] if isinstance(work, Task) else work.tasks()
     options.check_tasks(tasks)
     options.check_joins(tasks)
-    control.expect(task.label for task in tasks)
+    trials = map(trial_name, range(MOST_COPIES * (options.trials or 0)))
+    control.expect(trials if kinds else (task.label for task in tasks))
     target = choose_device(options.device) if report is None else device_of(report, options.device)
     if options.ranks > 1:
         from weft.dist.launch import is_first_rank, leave_if_imported_by_a_rank, start_ranks  # not for one rank
@@ -113,7 +127,9 @@ def run(
         folder = None
         if out is not None:
             path = Path(out)
-            folder = RunFolder(path, extend) if isinstance(work, Task) else SweepFolder(path, work, extend)
+            folder = RunFolder(path, extend) if isinstance(work, Task) else None
+            if isinstance(work, Sweep):
+                folder = TunedFolder(path, work, kinds, options) if kinds else SweepFolder(path, work, extend)
             if not resume and not overwrite:
                 folder.check_free()
             stack.callback(folder.close)
@@ -126,8 +142,12 @@ def run(
         former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
         journal = [] if folder is None else [folder.journal]
         emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)
-        events = TaskEvents(work.label, emit) if isinstance(work, Task) else SweepEvents(work, emit)
-        if options.ranks == 1:
+        events = TaskEvents(work.label, emit) if isinstance(work, Task) else None
+        if isinstance(work, Sweep):
+            events = TunedEvents(work, kinds, emit, options.trials or 1) if kinds else SweepEvents(work, emit)
+        if kinds:
+            job = TunedJob(work, kinds, target, events, folder, options, control)
+        elif options.ranks == 1:
             job = Job(tasks, target, events, folder, options, control, report)
         else:
             from weft.engine.sharded_job import ShardedJob, train_as_rank
@@ -208,8 +228,9 @@ def _train(
     def as_a_whole(members: list[Result]) -> Result | SweepResult:
         if isinstance(work, Task):
             return members[0]
-        seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, work)
-        return SweepResult(work, members, job.records, members[0].environment, seconds, graphs)
+        sweep = work if not isinstance(job, TunedJob) else Sweep.of_trials([one.task for one in members], work.name)
+        seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, sweep)
+        return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs)
 
     if folder is not None:
         job.write_report = lambda members: folder.save_report(as_a_whole(members))

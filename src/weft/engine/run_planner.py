@@ -31,6 +31,7 @@ from weft.engine.learning import keep, label_of
 from weft.engine.machine import choose_device, load_calibration, machine_with
 from weft.engine.memory import room
 from weft.engine.plan import report_on
+from weft.engine.tuned_plan import tuned_group
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key
 from weft.planner.cost.calibration import Observation
@@ -41,6 +42,7 @@ from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
+from weft.planner.trials import TrialStack, trial_stacks
 from weft.runtime.device.process import seeded
 
 SMALL_SECONDS = 30.0  # of training: a dry run of a group takes 0.1 to 0.3
@@ -117,6 +119,17 @@ class RunPlanner:
         plans = [with_reason(plan, by_name | self._before_modes, room) for plan in plans]
         position = {task.label: index for index, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: position[plan.members[0]])
+
+    def tuned(self, kinds: Sequence[Task]) -> tuple[list[Task], Plan]:
+        """The rows of a tuned run with these kinds of trials as tasks, and their plan."""
+        with seeded(kinds[0].seed, self._device):
+            tasks, plan, _ = tuned_group(kinds, self._estimator, self.room, self._options)
+        return tasks, with_reason(plan, {task.label: task for task in tasks}, self.room)
+
+    def stacks(self, kinds: Sequence[Task]) -> list[TrialStack]:
+        """The stacks of a tuned run."""
+        stats = self._estimator.stats(kinds[0])
+        return trial_stacks(kinds, GroupLimits(stats, self.machine.device, self.machine, budget=self.room))
 
     def _faults(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Why tasks with a user's module cannot be predicted, by their labels; they may train all the same."""
@@ -229,6 +242,11 @@ def warm_kernels(
 
 def check_runnable(report: PlanReport) -> None:
     """Refuse a report that cannot be run anywhere."""
+    if report.options.tuner is not None:
+        raise SpecError(
+            f"plan {report.name!r} is of a tuned sweep, whose trials are chosen while it runs: give the sweep and the "
+            "tuner to weft.run"
+        )
     if report.work is None:
         raise SpecError(f"plan {report.name!r} has no tasks in it; weft.plan(...) makes one that can be run")
     if not report.fits:

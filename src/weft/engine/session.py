@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft.core.compatibility import function_name, graph_key
-from weft.core.decision import RUNNING, Decision, Progress, Requests, Update
+from weft.core.decision import RUNNING, Decision, Progress, Requests, Start, Update
 from weft.core.errors import SpecError, TrainingError
 from weft.core.member import Member
 from weft.core.task import Task
@@ -22,6 +23,7 @@ from weft.engine.driver import Driver
 from weft.engine.errors import clear_errors
 from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
+from weft.engine.tuned_driver import TunedDriver
 from weft.runtime.group import GroupRun
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
@@ -39,7 +41,7 @@ class Session:
     def __init__(
         self,
         group: GroupRun,
-        driver: Driver,
+        driver: Driver | TunedDriver,
         events: EventSource,
         save: Save | None = None,
         control: Control | None = None,
@@ -185,6 +187,7 @@ class Session:
             self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
         self._emit()
+        self._begin(decision.start)
         if decision.pause != self.paused:
             self.paused = decision.pause
             self._events.paused(self.paused, self.group.epoch)
@@ -203,6 +206,15 @@ class Session:
         if self.left == "preempted":  # after the checkpoint, in which they still run
             for member in running:
                 member.stop("preempted", f"task {member.name!r}: preempted after epoch {member.epoch}")
+
+    def _begin(self, start: Mapping[int, Start]) -> None:
+        """Let trials begin in rows of the group, which their members have left."""
+        for row, trial in start.items():
+            rows = [] if trial.parent is None else list(self.members[trial.parent].rows)
+            self.group.fill(row, trial.task, trial.parent)
+            self.members[row] = replace(member_of(self.group, row), rows=rows)
+            self._index[trial.task.label] = row
+        self._running = [member for member in self.members if member.running]
 
     # ---- emitting and saving -------------------------------------------------------------------------
 
@@ -257,10 +269,12 @@ def _advice(task: Task, untrained: bool) -> str:
 
 def members_of(group: GroupRun) -> list[Member]:
     """The members of ``group``, before their first epoch."""
-    members = []
-    for task, member in zip(group.tasks, group.members, strict=True):
-        stack = member.stack
-        graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
-        columns, peers = tuple(stack.columns), f"val_{stack.metric} on {graph}"
-        members.append(Member(task.label, task.epochs, columns, stack.metric, stack.objective.name, peers))
-    return members
+    return [member_of(group, index) for index in range(len(group.tasks))]
+
+
+def member_of(group: GroupRun, index: int) -> Member:
+    """One of them."""
+    task, stack = group.tasks[index], group.members[index].stack
+    graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
+    columns, peers = tuple(stack.columns), f"val_{stack.metric} on {graph}"
+    return Member(task.label, task.epochs, columns, stack.metric, stack.objective.name, peers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -30,12 +30,16 @@ RUNG_SHARE = 27  # of the epochs: the first rung, if no grace period is given
 
 @dataclass(frozen=True)
 class Search:
-    """What a tuner chooses in: the ``space``, how many ``trials``, their ``epochs`` at most, ``width`` at once."""
+    """What a tuner chooses in: the ``space``, how many ``trials``, their ``epochs`` at most, ``width`` at once.
+
+    ``possible``: whether there is a trial with some settings; not every model takes all of them together.
+    """
 
     space: Space
     trials: int
     epochs: int
     width: int
+    possible: Callable[[Mapping[str, Any]], bool] = bool
 
 
 class Tuner:
@@ -97,7 +101,7 @@ class Tuner:
             self._draws += 1
             settings = self.search.space.draw(f"{self.seed}/{self._draws}")
             key = identity(tuple(settings.items()))
-            if key not in self._tried:
+            if key not in self._tried and self.search.possible(settings):
                 self._tried.add(key)
                 return settings
         return None

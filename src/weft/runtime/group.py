@@ -49,7 +49,10 @@ STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a fu
 
 @dataclass
 class GroupMember:
-    """One task of a group: its index among the tasks, its stack, and its row there (None: dropped)."""
+    """One task of a group: its index among the tasks, its stack, and its row there (None: dropped).
+
+    ``begun``: the epoch of the group after which it began.
+    """
 
     index: int
     task: Task
@@ -57,6 +60,7 @@ class GroupMember:
     row: int | None
     slot: MemberSlot
     dropped: dict[str, Tensor] = field(default_factory=dict)  # its state on the host, once dropped
+    begun: int = 0
 
     def tensor(self, name: str) -> Tensor:
         """This member's part of the state, by the names of :meth:`weft.runtime.step.state.State.tensors`."""
@@ -382,12 +386,12 @@ class GroupRun:
 
     @property
     def _last_epoch(self) -> int:
-        return max((member.task.epochs for member in self.present), default=0)
+        return max((member.begun + member.task.epochs for member in self.present), default=0)
 
     def _one_epoch(self, stop: Callable[[], bool]) -> bool:
         """Train one epoch, or the rest of it; returns whether it ended before ``stop()`` was true."""
-        tasks = [member.task for member in self.present]
-        evaluated = any(evaluates_at(self.epoch, task.eval_every, task.epochs) for task in tasks)
+        tasks = [(self.epoch - member.begun, member.task) for member in self.present]
+        evaluated = any(evaluates_at(epoch, task.eval_every, task.epochs) for epoch, task in tasks)
         if self._stepped is None:
             self.epoch += 1
             self._run_epoch[evaluated]()
@@ -465,23 +469,38 @@ class GroupRun:
             "precision": self.tasks[index].precision,
         }
 
-    def poll(self, first: int = 0) -> list[Update]:
-        """What the device has recorded of every member from epoch ``first`` (counted from 0) on; one read per stack."""
+    def _rows_from(self, since: int, stack: Stack) -> Tensor:
+        """The history ``[T, K, M]`` of every member of ``stack`` in the epochs of the group from ``since`` on."""
+        history, rows = stack.state.history, {m.row or 0: m for m in self.present if m.stack is stack}
+        begun = [rows[row].begun for row in sorted(rows)]
+        if not any(begun):
+            return history[:, since : self.epoch]
+        count = self.epoch - since if max(begun) <= since else self.epoch
+        first = torch.tensor([max(since - epoch, 0) for epoch in begun], device=self.device)[:, None]
+        epochs = (first + torch.arange(count, device=self.device)).clamp(max=history.shape[1] - 1)
+        return history.gather(1, epochs[:, :, None].expand(-1, -1, history.shape[2]))
+
+    def poll(self, since: int = 0) -> list[Update]:
+        """What the device has recorded of every member from epoch ``since`` of the group (counted from 0) on.
+
+        One read per stack.
+        """
         columns = {}
         for stack in self.stacks:
             state = stack.state
-            rows, end = state.history[:, first : self.epoch].tolist(), state.end.tolist()
+            rows, end = self._rows_from(since, stack).tolist(), state.end.tolist()
             columns[id(stack)] = rows, end, state.best_epoch.tolist(), state.best_score.tolist()
         updates = []
         for member in self.members:
-            dropped = member.dropped
+            dropped, first = member.dropped, max(since - member.begun, 0)
             if member.row is None:
                 rows = dropped["history"][first : int(dropped["epoch"])].tolist()
                 end, best_epoch = int(dropped["end"]), int(dropped["best_epoch"])
                 best_score = float(dropped["best_score"])
             else:
                 rows, end, best_epoch, best_score = (column[member.row] for column in columns[id(member.stack)])
-            rows = rows[: max(end - first, 0)]  # those past the member's end do not count
+            last = min(end, self.epoch - member.begun)
+            rows = rows[: max(last - first, 0)]  # those past the member's end do not count
             updates.append(Update(first, tuple(map(tuple, rows)), end, best_epoch, best_score))
         return updates
 
@@ -491,7 +510,7 @@ class GroupRun:
         """End the training of members (indices of the tasks): later epochs do not count for them."""
         for member in map(self.members.__getitem__, members):
             if member.row is not None:
-                member.stack.state.end[member.row].clamp_(max=self.epoch)
+                member.stack.state.end[member.row].clamp_(max=self.epoch - member.begun)
 
     def scale_rates(self, factors: Mapping[int, float]) -> None:
         """Multiply the rates of members (indices of the tasks) in all later steps."""
@@ -499,6 +518,25 @@ class GroupRun:
             member = self.members[index]
             if member.row is not None:
                 member.stack.state.extras[RATE][member.row].mul_(factor)
+
+    def open_rows(self) -> None:
+        """Let every member be at an epoch of its own, and count for nothing before its row is filled."""
+        for stack in self.stacks:
+            stack.state.rowwise = True
+            stack.state.end.zero_()
+
+    def fill(self, index: int, task: Task, parent: int | None = None) -> None:
+        """Let ``task`` train from now on in place of a member, whose state is lost; the step stays as it is.
+
+        ``parent``: the index of the member of the same stack whose state it continues with.
+        """
+        member, source = self.members[index], None if parent is None else self.members[parent]
+        if member.row is None or (source is not None and source.stack is not member.stack):
+            raise InputError(f"task {task.label!r} cannot begin in row {index}: there is no state to write or copy")
+        member.stack.fill(member.row, task, None if source is None else source.row)
+        member.task, member.slot = task, member.stack.members.slots[member.row]
+        member.begun = self.epoch if source is None else source.begun
+        self.tasks = (*self.tasks[:index], task, *self.tasks[index + 1 :])
 
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """Remove members (indices of the tasks) from training: their state moves to the host, the rest close up.

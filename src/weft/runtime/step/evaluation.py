@@ -306,6 +306,11 @@ class Bookkeeper:
         self.sign = -1.0 if metric in LOWER else 1.0  # makes more of the watched metric better
         self.lowest = -1.0 if metric in BOUNDED else -FLOAT_MAX  # below every score that is defined
 
+    def fill(self, row: int, task: Task) -> None:
+        """Take ``task`` for the member in ``row``."""
+        self.host_rules[row] = (task.patience or NEVER, task.eval_every, task.epochs)
+        self.rules[row].copy_(torch.tensor(self.host_rules[row]))
+
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
         """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
         if on_gpu(rows) or rows.is_meta:
@@ -318,22 +323,20 @@ class Bookkeeper:
         if use_triton(losses):
             note_triton(state, losses, steps)
             return
-        state.history[:, :, 0].index_copy_(1, state.first_epoch, losses[:, None])
+        _write(state, losses[:, None])
         _count(state, steps)
 
     def on_host(self, state: State, rows: Tensor, steps: int) -> None:
         """With Python's numbers."""
-        step, values = int(state.first_epoch), rows.tolist()
-        due = [evaluates_at(step, every, epochs) for _, every, epochs in self.host_rules]
+        done, values = state.epoch.tolist() if state.rowwise else [int(state.first_epoch)] * len(rows), rows.tolist()
+        due = [evaluates_at(step, rule[1], rule[2]) for step, rule in zip(done, self.host_rules, strict=True)]
         if all(due):
-            state.history[:, step] = rows
+            _write(state, rows)
         else:  # all training losses, and everything else of the members that are due
-            state.history[:, step, 0] = rows[:, 0]
-            for member, is_due in enumerate(due):
-                if is_due:
-                    state.history[member, step] = rows[member]
+            _write(state, torch.where(torch.tensor(due)[:, None], rows, torch.nan))
+            _write(state, rows[:, :1])
         ends, best_epochs, best_scores = state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist()
-        for member, row in enumerate(values):
+        for member, (step, row) in enumerate(zip(done, values, strict=True)):
             if not due[member] or step >= ends[member]:
                 continue
             healthy = all(map(math.isfinite, row[: self.losses]))
@@ -370,7 +373,7 @@ class Bookkeeper:
         wants = ((step + 1) % every == 0) | (step + 1 == epochs)
         written = torch.where(wants[:, None], rows, torch.nan)
         written[:, 0] = rows[:, 0]
-        state.history.index_copy_(1, state.first_epoch, written.unsqueeze(1))
+        _write(state, written)
         running = wants & (step < state.end)
         healthy = rows[:, : self.losses].isfinite().all(1)
         better = running & healthy
@@ -388,6 +391,18 @@ class Bookkeeper:
 def evaluates_at(epoch: int, every: int, epochs: int) -> bool:
     """Whether a member is due for evaluation after ``epoch`` (counted from 0)."""
     return (epoch + 1) % every == 0 or epoch + 1 == epochs
+
+
+def _write(state: State, rows: Tensor) -> None:
+    """Write the first columns ``rows [T, K]`` of the epoch at hand of every member into the history."""
+    history, values = state.history[:, :, : rows.shape[1]], rows.unsqueeze(1)
+    if not state.rowwise:
+        history.index_copy_(1, state.first_epoch, values)
+        return
+    last = history.shape[1] - 1
+    epoch = state.epoch.view(-1, 1, 1).expand_as(values)
+    at = epoch.clamp(max=last)  # what a row does after its training has ended is not written
+    history.scatter_(1, at, torch.where(epoch > last, history.gather(1, at), values))
 
 
 def _count(state: State, steps: int) -> None:

@@ -317,6 +317,11 @@ class Forward:
             self._clock = state.clock[0]
             self._bind(self._clock, [rate[0] for rate in rates], self._row)
 
+    def fill(self, row: int, rates: Sequence[Tensor]) -> None:
+        """Set the dropout rates of the member in ``row``."""
+        for all_rates, rate in zip(self._rates, rates, strict=True):
+            all_rates[row].copy_(rate)
+
     def __call__(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
         if flat.shape[0] == 1:

@@ -636,6 +636,19 @@ class Members:
         widths, turned = (task.hidden, self.task.hidden), self.layout.turned
         return Padding(widths, heads, narrow, wide, buffers, self.inputs.device, turned)
 
+    def row_of(self, task: Task, buffers: Mapping[str, Tensor]) -> tuple[MemberSlot, Tensor, dict[str, Tensor]]:
+        """The slot of ``task``, and its weights ``[1, P]`` and buffers ``[1, ...]`` as the stack has them.
+
+        ``buffers``: of all members, by name. :class:`CannotStack` for a task that is not like the others.
+        """
+        model = self.build_whole(task)
+        rates = tuple(module.rate.clone() for module in rated_modules(model))
+        if layout_of(model, "all").names != self.layout.names or len(rates) != len(self.slots[0].rates):
+            raise CannotStack("its model has other parts than those of the stack")
+        wide = {name: buffer[0] for name, buffer in buffers.items()}
+        slot = MemberSlot(task, self._padding(task, model, wide), rates)
+        return slot, *self._stacked([model], [slot.padding], wide)
+
     def _stacked(
         self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:

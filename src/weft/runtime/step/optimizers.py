@@ -30,7 +30,7 @@ from weft.core.task import OPTIMIZER_GIVEN, OPTIMIZER_SETTINGS, Task
 from weft.ops.dense.adam import adam_torch
 from weft.runtime.modules.settings import function_of, in_words, takes
 from weft.runtime.step.forward import Layout
-from weft.runtime.step.state import RATE, State
+from weft.runtime.step.state import RATE, State, write_row
 
 SPARE = 4  # rows beyond the last step, for the warm-up of a capture that begins there
 NUMBERS = 10  # of a row
@@ -333,7 +333,7 @@ class LoopRules:
         The first update copies the weights; every later one moves the average by ``1 - decay`` of the way to them.
         """
         if self._average_shares is not None:
-            shares = self._average_shares.index_select(1, state.step)
+            shares = state.rows_of(self._average_shares)
             state.extras["ema"].lerp_(state.flat, shares.to(state.flat).expand_as(state.flat))
 
 
@@ -374,12 +374,12 @@ class Optimizer:
         """Apply ``grad [T, P]`` to the weights of ``state`` in place; its step counter picks the rows of the table."""
         flat, moments, rules = state.flat, state.moments, self._rules
         hyper, row = self._table, state.step  # Adam's kernel looks its rows up by itself
-        if self._sgd or self._grouped or RATE in state.extras:
-            hyper, row = self._table.index_select(1, state.step).squeeze(1), None
+        if self._sgd or self._grouped or RATE in state.extras or state.rowwise:
+            hyper, row = state.rows_of(self._table).squeeze(1), None
         if RATE in state.extras:
             hyper[:, 0] *= state.extras[RATE].float()
         if rules.due is not None:
-            sums, due = state.extras["gradient"], rules.due.index_select(1, state.step)
+            sums, due = state.extras["gradient"], state.rows_of(rules.due)
             grad, before = sums.add_(grad * rules.shares).clone(), [tensor.clone() for tensor in (flat, *moments)]
         grad = rules.clipped(grad)
         if self._sgd:
@@ -400,6 +400,11 @@ class Optimizer:
                 now.copy_(torch.where(due, now, old))
             sums.copy_(torch.where(due, 0.0, sums))
         rules.average(state)
+
+    def fill(self, row: int, of_one: Optimizer) -> None:
+        """Take over the numbers of the optimizer of one task for the member in ``row``."""
+        write_row(self, row, of_one)
+        write_row(self._rules, row, of_one._rules)
 
     def saved(self) -> dict[str, Tensor]:
         """Nothing: all of it is in the state."""

@@ -45,7 +45,7 @@ from weft.runtime.step.losses import (
 from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.optimizers import SAVED, Optimizer, Plateau, TorchOptimizer
 from weft.runtime.step.preflight import Preflight
-from weft.runtime.step.state import State
+from weft.runtime.step.state import State, write_row
 
 
 class Stack:
@@ -102,8 +102,7 @@ class Stack:
     def use_state(self, state: State) -> None:
         """Train on the tensors of ``state`` with the numbers of the tasks; before a step is captured."""
         self.state, tasks, device = state, self.tasks, self.device
-        reduce, steps = self.source.reduce, self.source.steps_per_epoch
-        self._loss = StackLoss(tasks, self._splits, self.graph, device, reduce.ranks)
+        self._loss = StackLoss(tasks, self._splits, self.graph, device, self.source.reduce.ranks)
         self.objective = self._loss.objective  # of all members
         for evaluation, objective in zip(self._evaluations, self._loss.objectives, strict=True):
             evaluation.objective = objective
@@ -113,9 +112,7 @@ class Stack:
         if self._torch_optimizer is not None:
             rates = [self._torch_optimizer.first_rate]
         else:
-            pairs = zip(layout.names, layout.decayed, strict=True)
-            decayed = tuple(old and name not in findings.without_gradient for name, old in pairs)
-            self.optimizer = Optimizer(tasks, replace(layout, decayed=decayed), self._length, device, steps)
+            self.optimizer = self._optimizer_of(tasks)
         splits = self._evaluations[0].splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
         self._book = Bookkeeper(tasks, 1 + len(splits), watched, device, self.metric)
@@ -124,6 +121,33 @@ class Stack:
         self.members.attach(state)
         self.compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._ones = torch.ones(state.members, device=device)
+
+    def _optimizer_of(self, tasks: Sequence[Task]) -> Optimizer:
+        """Weft's own, without decay of parameters that the loss does not depend on."""
+        layout, unused = self.members.layout, self.members.findings.without_gradient
+        pairs = zip(layout.names, layout.decayed, strict=True)
+        layout = replace(layout, decayed=tuple(old and name not in unused for name, old in pairs))
+        return Optimizer(tasks, layout, self._length, self.device, self.source.steps_per_epoch)
+
+    def fill(self, row: int, task: Task, parent: int | None = None) -> None:
+        """Let ``task`` train in ``row``, in the tensors that are there: a captured step stays valid.
+
+        ``parent``: the row whose state it continues with, weights, moments, buffers and history; its seed is its own.
+        """
+        slot, flat, buffers = self.members.row_of(task, self.state.buffers)
+        fresh = State.new([task], flat, buffers, len(self.columns), self._length).tensors()
+        for name, tensor in self.state.tensors().items():
+            tensor[row].copy_(fresh[name][0] if parent is None or name == "end" else tensor[parent])
+        self.state.clock[row, 0] = task.seed
+        self.members.slots[row] = slot
+        self.forward.fill(row, slot.rates)
+        self.optimizer.fill(row, self._optimizer_of([task]))
+        self._book.fill(row, task)
+        if self._plateau is not None:
+            write_row(self._plateau, row, Plateau([task], self.columns, [task.lr], self.device))
+        for objective in (self.objective, *self._loss.objectives):
+            if objective.smoothing is not None:
+                objective.smoothing[row] = task.label_smoothing
 
     def _use_torchs(self) -> TorchOptimizer:
         """Update the weights by an optimizer of torch's from now on; it is made once: it keeps what it has learnt."""

@@ -41,7 +41,8 @@ class State:
     way, ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [T]``,
     ``best_epoch [T]`` (counted from 0, -1: none yet), ``end [T]`` (epochs that count: fewer than planned once
     training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured. ``extras``: what some
-    training loops keep besides, by name: averaged weights, gradients so far, factors of the rate.
+    training loops keep besides, by name: averaged weights, gradients so far, factors of the rate. ``rowwise``: whether
+    members may be at different steps, as trials are that begin in rows which others have left.
     """
 
     flat: Tensor
@@ -57,6 +58,7 @@ class State:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     best_buffers: dict[str, Tensor] = field(default_factory=dict)
     extras: dict[str, Tensor] = field(default_factory=dict)
+    rowwise: bool = False
 
     @classmethod
     def new(
@@ -101,7 +103,7 @@ class State:
         )
 
     def __post_init__(self) -> None:
-        self.steps = self.clock[:, 1]  # steps done [T], a view; equal for all members of a stack
+        self.steps = self.clock[:, 1]  # steps done [T], a view; equal for all members unless rowwise
         self.step = self.clock[:1, 1]  # the same, [1]
         self.first_epoch = self.epoch[:1]  # epochs done, [1]
 
@@ -109,6 +111,13 @@ class State:
     def members(self) -> int:
         """T."""
         return self.flat.shape[0]
+
+    def rows_of(self, table: Tensor) -> Tensor:
+        """What ``table [T, S, ...]`` has for the step at hand of every member ``[T, 1, ...]``."""
+        if not self.rowwise:
+            return table.index_select(1, self.step)
+        steps = self.steps.clamp(max=table.shape[1] - 1)  # a row may go on after its training has ended
+        return table.gather(1, steps.view(-1, *(1,) * (table.dim() - 1)).expand(-1, 1, *table.shape[2:]))
 
     @property
     def evaluated(self) -> Tensor:
@@ -149,7 +158,16 @@ class State:
             buffers={name: tensors[f"buffer.{name}"] for name in self.buffers},
             best_buffers={name: tensors[f"best_buffer.{name}"] for name in self.best_buffers},
             extras={name: tensors[f"loop.{name}"] for name in self.extras},
+            rowwise=self.rowwise,
         )
+
+
+def write_row(into: object, row: int, of_one: object) -> None:
+    """Copy the numbers of one member into the tensors that ``into`` has for all of them, attribute by attribute."""
+    for name, tensor in vars(of_one).items():
+        target = getattr(into, name)
+        if isinstance(tensor, Tensor) and tensor.shape[:1] == (1,) and target.shape[1:] == tensor.shape[1:]:
+            target[row].copy_(tensor[0])
 
 
 @contextmanager

@@ -1,0 +1,285 @@
+"""TunedDriver: let a tuner decide for the rows of a group which trials they train. Imports no torch and reads no clock.
+
+The same rows from the device and the same requests give the same decisions, whenever they come: the tuner is called at
+fixed epochs of the group, and everything that it was told and answered is a journal, which is repeated after a resume.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.core.decision import Decision, Progress, Requests, Start, Stop
+from weft.core.errors import SpecError, WeftError
+from weft.core.member import Member
+from weft.core.settings import lower_is_better
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.engine.driver import NOTHING
+from weft.planner.trials import TrialStack, stack_for
+from weft.planner.tuning import PARENT, SCORE, trial_name
+
+WAITING = "waiting"  # of a row without a trial
+
+
+@dataclass
+class Trial:
+    """A trial that was asked for: its task, the stack that it trains in, and the trial that it continues."""
+
+    task: Task
+    stack: int
+    parent: str | None = None
+    begun: int = 0  # the epoch of its parent at which it was copied
+
+
+@dataclass
+class TunedDriver:
+    """Decides what a session of rows does next, for ``tuner``.
+
+    ``members`` has a member per row, of stack ``stack_of_row``. ``trials``: those that were asked for, by name;
+    ``limit``: how many there are to be, copies left out. ``journal``: calls of the tuner so far, as lines of JSON.
+    ``failed``: trials that could not be built, by name, with the reason; ``waiting``: those without a free row.
+    """
+
+    tuner: Any
+    sweep: Sweep
+    stacks: Sequence[TrialStack]
+    stack_of_row: Sequence[int]
+    limit: int
+    checkpoint_every: float
+    members: list[Member] = field(default_factory=list)
+    trials: dict[str, Trial] = field(default_factory=dict)
+    journal: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.every = max(1, int(getattr(self.tuner, "every", 1)))
+        self._epoch, self._begun, self._counted = 0, False, 0
+        self._unsaved_seconds, self._paused = 0.0, False
+        self._reported: dict[str, int] = {}  # epochs of running trials that the tuner knows
+        self._running: set[str] = set()  # trials of which the tuner does not know that they have ended
+        self._stops: dict[str, Stop] = {}
+
+    # ---- deciding ------------------------------------------------------------------------------------
+
+    def decide(self, progress: Progress, requests: Requests = NOTHING) -> Decision:
+        """What to do now that the group is as far as ``progress`` says, given the requests from outside."""
+        trained = progress.epochs - self._epoch if self._begun else 0
+        call = trained > 0 or not self._begun
+        self._begun, self._epoch, self._stops = True, progress.epochs, {}
+        self._unsaved_seconds += progress.seconds + progress.prepare_seconds
+        for member in self.members:
+            if member.running and requests.cancelled(member.name):
+                self._stop(member, "cancelled")
+        start = self._call() if call and not requests.cancel_all else {}
+        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "start": start}
+        was_paused, self._paused = self._paused, False
+        if not start and not any(self._runs(member) for member in self.members):
+            return Decision(self._epoch, **about, save=True, finish=True)
+        if requests.interrupt or requests.preempt:
+            reason = "interrupted" if requests.interrupt else "preempted"
+            return Decision(self._epoch, **about, save=True, finish=True, reason=reason)
+        save = trained > 0 and self._unsaved_seconds >= self.checkpoint_every
+        if requests.pause:
+            self._paused, save = True, not was_paused or bool(self._stops)
+        if save:
+            self._unsaved_seconds = 0.0
+        advance = 0 if self._paused else self.every - self._epoch % self.every
+        return Decision(self._epoch, **about, save=save, pause=self._paused, advance=advance)
+
+    def _runs(self, member: Member) -> bool:
+        return member.running and member.name not in self._stops
+
+    def _stop(self, member: Member, status: str) -> None:
+        # What a tuner ends is no news: a line for each would hide those that are.
+        message = "" if status == "pruned" else f"task {member.name!r}: {status} after epoch {member.epoch}"
+        self._stops[member.name] = Stop(member.name, status, message)
+
+    # ---- calling the tuner ---------------------------------------------------------------------------
+
+    def _call(self) -> dict[int, Start]:
+        """Tell the tuner what came of its trials, end those that it does not want, and begin others; by their rows."""
+        for member in self.members:
+            if member.name in self._running:
+                self._report(member)
+        for member in self.members:
+            if member.name in self._running and not self._runs(member):
+                stop = self._stops.get(member.name)
+                self._tell(member, member.status if stop is None else stop.status)
+        by_name = {member.name: member for member in self.members if self._runs(member)}
+        for name in self._stopped():
+            if name not in by_name:
+                raise SpecError(f"tuner: stop() returned {name!r}; expected names of running trials")
+            if name in self._running:
+                self._stop(by_name[name], "pruned")
+                self._tell(by_name[name], "pruned")
+        return self._begin()
+
+    def _report(self, member: Member) -> None:
+        watched = f"val_{member.metric}"
+        column = watched if watched in member.columns else "train_loss"
+        position = member.columns.index(column)
+        sign = -1.0 if lower_is_better(column) else 1.0
+        for epoch in range(self._reported[member.name], member.epoch):
+            if not math.isnan(member.rows[epoch][position]):
+                row = member.row(epoch)
+                self._note("report", member.name, epoch + 1, {**row, SCORE: sign * row[column]})
+        self._reported[member.name] = member.epoch
+
+    def _tell(self, member: Member, status: str) -> None:
+        scores = member.scores(member.epoch)
+        metrics = {key: value for key, value in member.metrics().items() if not key.startswith("seconds")}
+        summary = {"status": status, "epochs": member.epoch, SCORE: max(scores, default=None), "metrics": metrics}
+        self._note("tell", member.name, summary)
+        self._running.discard(member.name)
+
+    def _stopped(self) -> list[str]:
+        names = self.tuner.stop()
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise SpecError(f"tuner: stop() returned {names!r}; expected a list of names of running trials")
+        listed = list(names)
+        self._write("stop", listed)
+        return listed
+
+    def _ask(self, count: int) -> list[dict[str, Any]]:
+        asked = self.tuner.ask(count)
+        listed = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, (str, Mapping)) else None
+        if listed is None or not all(isinstance(settings, Mapping) for settings in listed) or len(listed) > count:
+            raise SpecError(
+                f"tuner: ask({count}) returned {asked!r}; expected a list of up to {count} dicts of settings"
+            )
+        self._write("ask", count, [dict(settings) for settings in listed])
+        return [dict(settings) for settings in listed]
+
+    def _note(self, method: str, *arguments: Any) -> None:
+        """Call a method of the tuner that answers nothing."""
+        getattr(self.tuner, method)(*arguments)
+        self._write(method, *arguments)
+
+    def _write(self, method: str, *arguments: Any) -> None:
+        self.journal.append(json.dumps([method, *arguments], default=str))
+
+    def _begin(self) -> dict[int, Start]:
+        """Ask for trials while rows are free; those that begin, by their rows."""
+        free: dict[int, list[int]] = {}
+        for row, member in enumerate(self.members):
+            if not self._runs(member):
+                free.setdefault(self.stack_of_row[row], []).append(row)
+        start: dict[int, Start] = {}
+        self._place(free, start)
+        copies = bool(getattr(self.tuner, "copies", False))
+        while True:
+            rows = sum(map(len, free.values())) - len(self.waiting)
+            count = rows if copies else min(rows, self.limit - self._counted)
+            asked = self._ask(count) if count > 0 else []
+            built = [self._new(settings) for settings in asked]
+            self._place(free, start)
+            if all(built):  # those that failed left their rows free
+                return start
+
+    def _new(self, settings: Mapping[str, Any]) -> bool:
+        """Make a trial of what the tuner chose; whether that was possible."""
+        name, chosen = trial_name(len(self.trials) + len(self.failed)), dict(settings)
+        parent = chosen.pop(PARENT, None)
+        self._counted += parent is None
+        if self._counted > self.limit:
+            raise SpecError(f"tuner: ask() returned more than the {self.limit} trials that there are to be")
+        task = self._task(chosen, name)
+        if isinstance(task, str):
+            self.failed[name] = task
+            self._note("tell", name, {"status": "failed", "epochs": 0, SCORE: None, "metrics": {}})
+            return False
+        trial = Trial(task, stack_for(task, self.stacks), parent)
+        if parent is not None:
+            member = next((member for member in self.members if member.name == parent and self._runs(member)), None)
+            if member is None:
+                raise SpecError(f"tuner: {name} is to continue {parent!r}, which is not running")
+            before = self.trials[parent]
+            if before.stack != trial.stack or before.task.hidden != task.hidden:
+                raise SpecError(f"tuner: {name} cannot continue {parent!r}, whose model has another structure or width")
+            trial.begun = member.epoch
+        self.trials[name] = trial
+        self.waiting.append(name)
+        return True
+
+    def _task(self, settings: Mapping[str, Any], name: str) -> Task | str:
+        """The task of a trial, or why there is none."""
+        try:
+            task = self.sweep.trial(settings, name)
+            stack_for(task, self.stacks)
+        except WeftError as error:
+            return str(error)
+        return task
+
+    def _place(self, free: dict[int, list[int]], start: dict[int, Start]) -> None:
+        """Give waiting trials the free rows of their stacks, in the order in which they were asked for."""
+        rows = {member.name: row for row, member in enumerate(self.members)}
+        for name in list(self.waiting):
+            trial = self.trials[name]
+            if not free.get(trial.stack):
+                if trial.parent is not None:
+                    raise SpecError(f"tuner: {name} is to continue {trial.parent!r}, but no row of its stack is free")
+                continue
+            row = free[trial.stack].pop(0)
+            start[row] = Start(trial.task, None if trial.parent is None else rows[trial.parent])
+            self.waiting.remove(name)
+            self._reported[name] = trial.begun
+            self._running.add(name)
+
+    # ---- saving and resuming -------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the state of the group: the rest follows from the journal."""
+        begun = {name: trial.begun for name, trial in self.trials.items() if trial.parent is not None}
+        return {"rows": [member.name for member in self.members], "calls": len(self.journal), "begun": begun}
+
+    def take_up(self, epoch: int) -> None:
+        """Go on at ``epoch`` of the group, of which the tuner knows everything."""
+        self._begun, self._epoch = True, epoch
+        self._reported = {member.name: member.epoch for member in self.members}
+
+    def repeat(self, lines: Sequence[str], rows: Sequence[str], begun: Mapping[str, int]) -> None:
+        """Call the tuner as the run did that is resumed: ``lines`` of its journal; ``rows``: the trials in its rows.
+
+        ``begun``: the epochs at which copies began. A :class:`SpecError` for a tuner that answers otherwise.
+        """
+        ended: set[str] = set()
+        for line in lines:
+            method, *arguments = json.loads(line)
+            if method == "ask":
+                asked = self._ask(arguments[0])
+                same = self.journal[-1] == line
+                for settings in asked if same else ():
+                    self._new_again(settings)
+            elif method == "stop":
+                self._stopped()
+                same = self.journal[-1] == line
+            else:
+                if method == "tell":
+                    ended.add(arguments[0])
+                self._note(method, *arguments)
+                same = True
+            if not same:
+                raise SpecError(
+                    f"tuner {type(self.tuner).__name__} answers otherwise than before when it is called in the same "
+                    "way, so its run cannot be resumed; start afresh with overwrite"
+                )
+        for name, epoch in begun.items():
+            self.trials[name].begun = epoch
+        self._running = {name for name in rows if name in self.trials and name not in ended}
+        self.waiting = [name for name in self.trials if name not in ended and name not in rows]
+
+    def _new_again(self, settings: Mapping[str, Any]) -> None:
+        """As :meth:`_new`, of a trial whose rows and parents are known to be right."""
+        name, chosen = trial_name(len(self.trials) + len(self.failed)), dict(settings)
+        parent = chosen.pop(PARENT, None)
+        self._counted += parent is None
+        task = self._task(chosen, name)
+        if isinstance(task, str):
+            self.failed[name] = task
+        else:
+            self.trials[name] = Trial(task, stack_for(task, self.stacks), parent)

@@ -1,0 +1,135 @@
+"""Plan a tuned sweep once, before its first trial: its stacks, how many rows they have, and what that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+from weft.core.errors import DoesNotFitError, SpecError
+from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.core.units import show_bytes
+from weft.core.wording import option
+from weft.engine.estimator import Estimate, Estimator
+from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, fitting_size
+from weft.planner.trials import TrialStack, check_tunable, trial_stacks
+from weft.planner.tuning import Search, Tuner
+
+APART = {  # options that a tuned run does not take, and why
+    "prune": "the tuner ends trials",
+    "weave": "the trials of a tuner share stacks as they are planned",
+    "compile": "a compiled step holds numbers that a new trial would have to change",
+    "batches": "trials begin at different epochs, and a loader makes batches for one training",
+    "hardware": "it prepares sampled batches, and trials train on the whole graph",
+}
+
+
+def check_tuner(options: RunOptions, work: Any) -> list[Task]:
+    """The kinds of trials of ``work``, one task each; a :class:`SpecError` for what a tuned run does not take."""
+    given = options.given
+    shown = option("tuner", options.tuner if isinstance(options.tuner, str) else None)
+    if not isinstance(work, Sweep):
+        raise SpecError(f"{shown} chooses trials out of a weft.Sweep, whose lists and ranges are the space")
+    if options.trials is None:
+        raise SpecError(f"{shown} needs {option('trials')}, how many trials there are in all")
+    if options.ranks > 1:
+        raise SpecError(f"{shown} does not go with {option('ranks', options.ranks)}: trials share one device")
+    for name, reason in {**APART, **dict.fromkeys(options.placement.given, APART["hardware"])}.items():
+        if name in given:
+            raise SpecError(f"{shown} does not go with {option(name)}: {reason}; leave one of the two out")
+    return check_tunable(work)
+
+
+def tuner_of(options: RunOptions) -> Any:
+    """The tuner: one of the built-in ones by its name, or the user's object."""
+    return Tuner.of(options.tuner) if isinstance(options.tuner, str) else options.tuner
+
+
+def description(tuner: Any) -> dict[str, Any]:
+    """What a tuner is called and set to, as plain data."""
+    names = signature(type(tuner)).parameters if isinstance(tuner, Tuner) else ()
+    plain = {name: getattr(tuner, name, None) for name in names}
+    return {"name": type(tuner).__name__, **{k: v for k, v in plain.items() if isinstance(v, (int, float, str))}}
+
+
+def rows_of(stacks: Sequence[TrialStack], counts: Sequence[int]) -> list[Task]:
+    """A task for every row of ``stacks``, of which each has as many as ``counts`` says."""
+    tasks = [stack.widest for stack, count in zip(stacks, counts, strict=True) for _ in range(count)]
+    return [task.with_values(name=f"row-{row:03d}") for row, task in enumerate(tasks)]
+
+
+def tuned_group(
+    kinds: Sequence[Task], estimator: Estimator, room: int, options: RunOptions
+) -> tuple[list[Task], Plan, Estimate]:
+    """The rows of a tuned run as tasks, their plan with the reason for their number, and its estimate."""
+    machine, stats = estimator.machine, estimator.stats(kinds[0])
+    limits = GroupLimits(stats, machine.device, machine, budget=room)
+    stacks, trials = trial_stacks(kinds, limits), options.trials or 1
+    least = len(stacks)
+    width = options.width or min(MAX_MEMBERS, sum(fitting_size(stack.widest, limits).tasks for stack in stacks))
+    width = max(min(width, trials), 1)
+    if width < least:
+        raise SpecError(
+            f"the space has {least} structures, each with a stack of its own, and only {width} trials train at once; "
+            f"give {option('width')} and {option('trials')} of at least {least}, or fewer structures"
+        )
+    while True:
+        counts = [width // least + (index < width % least) for index in range(least)]
+        tasks = rows_of(stacks, counts)
+        plan = _plan(tasks, counts, estimator)
+        estimate = estimator.together(tasks, plan)
+        need = estimate.cost.total_bytes
+        if need <= room:
+            break
+        if options.width is not None or width == least:
+            raise DoesNotFitError(
+                f"{width} trials at once need {show_bytes(need)} ({need:,} bytes) of {show_bytes(room)}; "
+                + ("give a lower width" if width > least else "train narrower models, or raise the budget")
+            )
+        width = max(least, min(width - 1, int(width * room / need)))
+    longest, most = max(task.epochs for task in tasks), most_epochs(tasks, options)
+    seconds = most * estimate.cost.epoch_seconds
+    why = (
+        f"tuned: {trials} trials by {description(tuner_of(options))['name']} in {width} row{'s' * (width > 1)} of "
+        f"{least} stack{'s' * (least > 1)}, planned for the widest; at most {trials * longest:,} epochs of trials, "
+        f"about {most:,} of the stacks and {seconds:.3g} s: trials that end early make room for others"
+    )
+    widths = tuple(dict.fromkeys(reason for stack in stacks for reason in stack.why))
+    plan = replace(plan, why=(why, *widths, *plan.why), cost=estimate.cost.to_dict(), weights=estimate.weights)
+    return tasks, plan, estimate
+
+
+def most_epochs(tasks: Sequence[Task], options: RunOptions) -> int:
+    """Epochs of the rows ``tasks`` if no trial ended early."""
+    return math.ceil((options.trials or 1) / len(tasks)) * max(task.epochs for task in tasks)
+
+
+def _plan(tasks: Sequence[Task], counts: Sequence[int], estimator: Estimator) -> Plan:
+    """One group of ``tasks``, of which ``counts`` in turn are a stack each."""
+    device = estimator.machine.device
+    plan = plan_as_one_group(tasks, estimator.stats(tasks[0]), device, estimator.machine)
+    starts = [sum(counts[:index]) for index in range(len(counts))]
+    stacks = tuple(tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True))
+    several = "concurrent" if device == "cuda" else "in turn"
+    join = several if len(stacks) > 1 else "stacked" if len(tasks) > 1 else "solo"
+    plain = tuple(why for why in plan.why if "tasks stacked" not in why)  # of the rows, which are no tasks
+    return replace(plan, join=join, stacks=stacks if len(stacks) > 1 else (), why=plain)
+
+
+def search_of(sweep: Sweep, tasks: Sequence[Task], trials: int) -> Search:
+    """What the tuner of ``sweep`` chooses in; ``tasks``: the rows."""
+
+    def possible(settings: Any) -> bool:
+        try:
+            sweep.trial(settings, "trial")
+        except SpecError:
+            return False
+        return True
+
+    return Search(sweep.space(), trials, max(task.epochs for task in tasks), len(tasks), possible)
