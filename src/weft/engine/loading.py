@@ -224,7 +224,10 @@ def _sweep(folder: Path, data: Mapping[str, Any], objects: Mapping[str, Any]) ->
         with suppress(InputError):
             sweep = Sweep.from_dict(data["sweep"])
     if sweep is None or [task.to_dict() for task in sweep] != [task.to_dict() for task in tasks]:
-        sweep = Sweep.from_tasks(tasks, data["sweep"].get("name"))
+        try:
+            sweep = Sweep.from_tasks(tasks, data["sweep"].get("name"))
+        except SpecError:  # trials of a tuner may have equal settings
+            sweep = Sweep.of_trials(tasks, data["sweep"].get("name"))
     plans = tuple(Plan.from_dict(plan) for plan in data["plan"])
     graphs = data["graphs"] if isinstance(data.get("graphs"), dict) else {}
     sizes = [{key: value for key, value in size.items() if key not in OF_MEMBERS} for size in graphs.values()]

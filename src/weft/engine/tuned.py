@@ -265,7 +265,7 @@ class TunedJob(Job):
         driver.repeat(folder.calls(about["calls"]), about["rows"], about["begun"])
         session.resume(checkpoint.tensors, about)
         running = {member.name for member in session.members if member.running}
-        for name in driver.trials.keys() - running - driver.waiting:
+        for name in driver.trials.keys() - running - {*driver.waiting}:
             result = read_result(folder.path / "tasks" / name)
             assert isinstance(result, Result)
             self._tasks[name], self._loaded[name] = driver.trials[name].task, replace_task(result, driver.trials[name])

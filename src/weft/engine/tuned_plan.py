@@ -89,7 +89,7 @@ def tuned_group(
             break
         if options.width is not None or width == least:
             raise DoesNotFitError(
-                f"{width} trials at once need {show_bytes(need)} ({need:,} bytes) of {show_bytes(room)}; "
+                f"width={width} needs {show_bytes(need)} ({need:,} bytes) of {show_bytes(room)}; "
                 + ("give a lower width" if width > least else "train narrower models, or raise the budget")
             )
         width = max(least, min(width - 1, int(width * room / need)))

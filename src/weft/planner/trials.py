@@ -129,19 +129,20 @@ def _kinds(sweep: Sweep, start: str) -> Iterator[Task]:
 
 
 def _planned(name: str, source: Range | Choice, whole: bool) -> list[Any]:
-    """The values of a setting that are planned for: of a number the greatest of every kind, else all."""
+    """The values of a setting that are planned for: of a number one of every kind, else all."""
     if isinstance(source, Choice):
         values = list(source.values)
     else:
-        shares = [step / STEPS for step in range(STEPS)] if whole and name not in MEMBER_NUMBERS else []
+        shares = [step / STEPS for step in range(STEPS)] if whole and name not in MEMBER_NUMBERS else [0.0]
         values = list(dict.fromkeys(source.at(share, whole) for share in (*shares, 1.0)))
     if name not in MEMBER_NUMBERS:
         return values
     kinds: dict[Hashable, Any] = {}
     for value in values:
         kind = identity(_kind(name, value))
-        more = isinstance(value, (int, float)) and isinstance(kinds.get(kind), (int, float))
-        kinds[kind] = max(value, kinds[kind]) if more else kinds.get(kind, value)
+        numbers = isinstance(value, (int, float)) and isinstance(kinds.get(kind), (int, float))
+        most = max if name in (*SWITCHES, "epochs") else min  # warmup=9 does not go with epochs=9
+        kinds[kind] = most(value, kinds[kind]) if numbers else kinds.get(kind, value)
     return list(kinds.values())
 
 

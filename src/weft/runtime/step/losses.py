@@ -284,7 +284,7 @@ def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train
         uniform = -(log_p * weights[:, None]).sum((-2, -1)) / log_p.shape[-1]
         return ((1 - smoothing) * loss + smoothing * uniform) / total
 
-    return Objective("multiclass", weighted, None)
+    return Objective("multiclass", weighted, None, smoothing=smoothing)
 
 
 def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:
