@@ -12,7 +12,7 @@ from weft.cli.machine import cache, probe, warm
 from weft.cli.plan import plan
 from weft.cli.predict import predict
 from weft.cli.queue import app as queue
-from weft.cli.run import run
+from weft.cli.run import run, tune
 from weft.cli.runs import compare, ls
 from weft.cli.serve import app as serve
 from weft.core.version import __version__
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings=HELP,
 )
-for command in (run, plan, ls, compare, predict, probe, warm, cache):
+for command in (run, tune, plan, ls, compare, predict, probe, warm, cache):
     app.command()(command)
 for name in ("submit", "watch", "show", "cancel", "pause", "resume", "logs", "fetch", "report"):
     app.command()(getattr(remote, name))

@@ -34,14 +34,15 @@ def answer_at_once(words: Sequence[str]) -> bool:
         print_graphs(json=len(words) > 2)
         return True
     left = any(word in ("-h", "--help") or word.startswith("--on") for word in words)  # a cluster has its own graphs
-    if len(words) > 1 and words[0] in ("run", "plan") and not left:
+    if len(words) > 1 and words[0] in ("run", "plan", "tune") and not left:
         path = Path(words[1])
         piped = os.path.exists(path) and not os.path.isfile(path)  # it can be read once only: by the command
         if not words[1].startswith("-") and path.suffix != ".json" and not piped:
             from weft.cli.spec import spec_of
 
             changes = [value for name, value in pairwise(words) if name == "--set"]
-            spec_of(path, changes + [word.removeprefix("--set=") for word in words if word.startswith("--set=")])
+            changes += [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+            spec_of(path, changes, tuned=words[0] != "run")
     return False
 
 

@@ -75,10 +75,10 @@ def takes(*rows: ShellOption) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
-def shell_arguments(values: Mapping[str, Any]) -> list[str]:
-    """The words of a command line that give ``values`` of the options of a run."""
+def shell_arguments(reader: str, values: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give ``values`` of the options that ``reader`` reads."""
     words = []
-    for row in run_options("run"):
+    for row in run_options(reader):
         value, name = values.get(row.name, row.default), row.name.replace("_", "-")
         if value != row.default:
             words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]

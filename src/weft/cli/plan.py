@@ -13,10 +13,9 @@ import typer
 
 from weft.cli.format import check_file, write_file
 from weft.cli.options import Changes, Json, run_options, takes
-from weft.cli.spec import spec_of
+from weft.cli.spec import tuned_spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
-from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 
 DOES_NOT_FIT = 4
@@ -79,7 +78,11 @@ def plan(
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
-    work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
+    # A mistake in it is said before torch is loaded.
+    work, options = tuned_spec_of(spec, changes or [], given)
+    for name, value in {"gpus": gpus, "out": out}.items():
+        if value is not None and options.tuner is not None:
+            raise SpecError(f"--{name} does not go with a tuner, whose trials are chosen while it runs on one device")
     with gc_paused():
         from weft.dist.node_order import check_order
         from weft.engine.charts import check_picture, write_schedules, write_timeline
@@ -101,7 +104,7 @@ def plan(
         check_order(order)
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
-    report = make_plan(work, machine=machine, options=RunOptions.of(**given))
+    report = make_plan(work, machine=machine, options=options)
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,9 @@ import typer
 
 from weft.cli.format import aligned
 from weft.cli.options import Changes, run_options, shell_arguments, takes
-from weft.cli.spec import spec_of
+from weft.cli.spec import spec_of, tuned_spec_of
 from weft.core.errors import SpecError
-from weft.core.run_options import RunOptions
+from weft.core.run_options import TUNERS, RunOptions
 from weft.core.spec_file import read_spec
 from weft.core.startup import gc_paused
 from weft.core.wording import option
@@ -106,23 +107,63 @@ def run(
         from weft.dist.launch import is_first_rank
 
         shown = shown if is_first_rank() else "none"
-    if shown == "live" and not resume and not overwrite and not extend:
-        resume, overwrite = _ask(folder)
+    flags = {"resume": resume, "overwrite": overwrite, "extend": extend}
+    more = [word for change in changes or () for word in ("--set", change)]
+    more += shell_arguments("run", given) + ([] if gpus is None else ["--gpus", str(gpus)])
+    _train(partial(train, work, options=options), flags, folder, shown, ["weft", "run", str(spec)], more)
+
+
+@takes(*run_options("tune"), *run_options("run"))
+def tune(
+    spec: Annotated[
+        Path, typer.Argument(help="TOML file of a sweep, whose lists and ranges are the space.", metavar="SPEC.toml")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
+    ] = None,
+    progress: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|live|plain|json|none",
+            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
+            show_default="live on a terminal, else plain",
+        ),
+    ] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    changes: Changes = None,
+    **given: Any,
+) -> None:
+    """Search the space of SPEC with a tuner: trials train together, and others take the place of those that end.
+
+    Tuner, number of trials and settings of the tuner may stand in a section [tune] of SPEC. Ctrl-C saves a checkpoint;
+    --resume goes on with the same trials and numbers. Exit codes are those of `weft run`.
+    """
+    folder = out if out is not None else Path("runs") / spec.stem
+    shown = _progress(progress, json=False)
+    work, options = tuned_spec_of(spec, changes or [], given)  # mistakes are reported before torch is loaded
+    if options.tuner is None:
+        raise SpecError(f"{option('tuner')} says who chooses the trials: {', '.join(TUNERS)}; it may stand in [tune]")
+    with gc_paused():
+        from weft.engine.run import run as train
+
+    more = [word for change in changes or () for word in ("--set", change)]
+    more += shell_arguments("tune", given) + shell_arguments("run", given)
+    flags = {"resume": resume, "overwrite": overwrite}
+    _train(partial(train, work, options=options), flags, folder, shown, ["weft", "tune", str(spec)], more)
+
+
+def _train(
+    train: Callable[..., Any], flags: dict[str, bool], folder: Path, shown: str, command: list[str], more: list[str]
+) -> None:
+    """Train and show what came of it; ``command`` and ``more``: the words that continue it, around its folder."""
+    if shown == "live" and not any(flags.values()):
+        flags["resume"], flags["overwrite"] = _ask(folder)
     try:
-        result = train(
-            work,
-            out=folder,
-            resume=resume,
-            overwrite=overwrite,
-            extend=extend,
-            options=options,
-            **_display(shown),
-        )
+        result = train(out=folder, **flags, **_display(shown))
     except Interrupted as interruption:
-        command = ["weft", "run", str(spec), "--out", str(folder), "--extend" if extend else "--resume"]
-        for change in changes or ():
-            command += ["--set", change]
-        command += shell_arguments(given) + ([] if gpus is None else ["--gpus", str(gpus)])
+        command += ["--out", str(folder), "--extend" if flags.get("extend") else "--resume", *more]
         print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
         print(f"  {shlex.join(command)}", file=sys.stderr)
         raise typer.Exit(interruption.exit_code) from None

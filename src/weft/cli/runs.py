@@ -77,11 +77,13 @@ def _describe(folder: Path) -> dict[str, Any]:
     try:
         data = _read(folder / RESULT)
         several = data if "sweep" in data else _read(folder / SWEEP)
-        tasks = [data["task"]] if "task" in data else (_read(folder / SWEEP) or several).get("tasks", [])
+        begun = _read(folder / SWEEP)
+        tasks = [data["task"]] if "task" in data else (begun or several).get("tasks", [])
+        trials = begun.get("tuned", {}).get("trials")  # of which ``tasks`` are the kinds
         for key in ("model", "graph"):
             row[key] = ", ".join(sorted({str(task[key]) for task in tasks}))
         ended = len(list(folder.glob(f"tasks/*/{RESULT}"))) if several else int("task" in data)
-        row["done"] = f"{ended} of {len(tasks) or 1}"
+        row["done"] = f"{ended} of {trials or len(tasks) or 1}"
         if "task" in data:
             metrics = data["metrics"]
             score = metrics.get(f"val_{metrics.get('metric')}")

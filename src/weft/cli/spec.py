@@ -3,35 +3,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.run_options import RunOptions
 from weft.core.search_space import Choice
-from weft.core.spec_file import read_spec
+from weft.core.spec_file import read_spec, read_tuned
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.graph.catalog.listing import check_name
 
+TUNE = ("tuner", "trials", "width")  # options that a section [tune] may give
 
-def spec_of(path: Path, overrides: Sequence[str] = ()) -> Task | Sweep:
-    """The task or sweep in the file; its graphs, where they are named, are known names."""
+
+def spec_of(path: Path, overrides: Sequence[str] = (), tuned: bool = False) -> Task | Sweep:
+    """The task or sweep in the file; its graphs, where they are named, are known names.
+
+    ``tuned``: whether the file may have a section [tune].
+    """
+    return _read(path, tuple(overrides), tuned, _stamp(path))[0]
+
+
+def tuned_spec_of(path: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> tuple[Task | Sweep, RunOptions]:
+    """What is in the file, and the options of a run of it: those ``given``, else those of its section [tune]."""
+    from weft.planner.tuning import Tuner
+
+    work, table = _read(path, tuple(overrides), True, _stamp(path))
+    settings = {name: value for name, value in table.items() if name not in TUNE}
+    options = {name: table.get(name) if given[name] is None else given[name] for name in TUNE}
+    if settings and options["tuner"] is None:
+        raise SpecError(f"{path}: {next(iter(settings))} of [tune] would have no effect without a tuner")
+    if settings:
+        options["tuner"] = Tuner.of(options["tuner"], **settings)
+    return work, RunOptions.of(**{**given, **options})
+
+
+def _stamp(path: Path) -> object:
+    """What changes with the file; None where there is none."""
     stamp = path.stat() if os.path.isfile(path) else None  # no error for a name that is too long
-    key = (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None
-    return _read(path, tuple(overrides), key)
+    return (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None
 
 
 @lru_cache(maxsize=1)  # the answer before parsing and the command ask for the same file
-def _read(path: Path, overrides: tuple[str, ...], stamp: object) -> Task | Sweep:
-    work = read_spec(path, overrides)
+def _read(path: Path, overrides: tuple[str, ...], tuned: bool, stamp: object) -> tuple[Task | Sweep, dict[str, Any]]:
+    work, table = read_tuned(path, overrides) if tuned else (read_spec(path, overrides), {})
     for graph in _words(work, "graph"):
         check_name(graph)
     for model in _words(work, "model"):
         file = model.rpartition(":")[0]
         if file.endswith(".py") and not os.path.isfile(file):
             raise SpecError(f"model={model!r}: no such file: {file}")
-    return work
+    return work, table
 
 
 def _words(work: Task | Sweep, setting: str) -> list[str]:

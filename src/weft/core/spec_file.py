@@ -10,9 +10,9 @@
     [sweep]
     samples = 20
 
-Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`, and
-``[model.args]`` is its ``model_args``. A list, a
-range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`.
+``[tune]``, with ``tuner``, ``trials``, ``width`` and settings of the tuner, is for ``weft tune``. Sections only group:
+``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`, and ``[model.args]`` is its
+``model_args``. A list, a range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,24 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
     A :class:`Task`, or a :class:`Sweep` where a setting has several values or there are ``[[task]]`` tables.
     """
     path = Path(path)
+    data = _parsed(path, overrides)
+    if "tune" in data:
+        raise SpecError(f"{path}: has a section [tune], which `weft tune` and `weft plan` read; leave it out otherwise")
+    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent)
+
+
+def read_tuned(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Task | Sweep, dict[str, Any]]:
+    """The same with the section ``[tune]``: the options of a tuned run, and settings of its tuner."""
+    path = Path(path)
+    data = _parsed(path, overrides)
+    table = data.pop("tune", {})
+    if not isinstance(table, dict):
+        raise SpecError(f"{path}: tune = {table!r} must be a section, written [tune]")
+    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent), table
+
+
+def _parsed(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
+    """The tables of the file, with the overrides."""
     if os.path.isdir(path):  # no error for a name that is too long
         raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
     try:
@@ -52,7 +70,7 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _apply(data, override)
-    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent)
+    return data
 
 
 def parse_spec(

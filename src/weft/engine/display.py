@@ -89,7 +89,8 @@ class PlainLog:
             count = f"{data['tasks']} tasks" if "tasks" in data else f"{data['parameters']:,} parameters"
             return f"{event.task}: {count} on {graph_words(data['graph'])}, {data['device']}"
         if kind == "group":
-            return f"group {data['group']} of {data['groups']}: {len(data['members'])} tasks, {data['plan']['join']}"
+            count = f"{data['rows']} rows" if "rows" in data else f"{len(data['members'])} tasks"
+            return f"group {data['group']} of {data['groups']}: {count}, {data['plan']['join']}"
         if kind == "end":
             metrics, message = data["metrics"], data.get("message")
             if self._count > self._most_ends and not message:

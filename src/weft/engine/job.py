@@ -185,8 +185,9 @@ class Job:
                 f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
             )
         several = f" in {len(self.groups)} groups" if len(self.groups) > 1 else ""
-        words = f"planned: {len(tasks)} task{'s' if len(tasks) > 1 else ''}{several}"
-        self._events.preparing(words, groups=len(self.groups), tasks=len(tasks))
+        count = self._options.trials or len(tasks)
+        words = f"planned: {count} task{'s' if count > 1 else ''}{several}"
+        self._events.preparing(words, groups=len(self.groups), tasks=count)
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}

@@ -77,7 +77,7 @@ class LiveTable:
             plan = data["plan"]
             stacks = f" in {len(plan['stacks'])} stacks" if len(plan["stacks"]) > 1 else ""
             where = f" on {escape(data['graph'])}" if len(self._graphs) > 1 else ""
-            count = f"{len(data['members'])} tasks"
+            count = f"{data['rows']} rows" if "rows" in data else f"{len(data['members'])} tasks"
             self._lines.append(f"group {data['group']} of {data['groups']}{where}: {count} {plan['join']}{stacks}")
             reasons = [why for why in plan["why"][:3] if why not in self._reasons] if data["groups"] <= 4 else []
             self._reasons.update(reasons)

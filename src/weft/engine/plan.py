@@ -41,13 +41,13 @@ from weft.planner.cost.sharding import (
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.simulator import Simulation, simulate
 from weft.planner.division.ways import Way, batch_bytes
+from weft.planner.grouping.trials import one_of_each
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.partition import split_by_edges
 from weft.planner.placement import steps_per_epoch
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate, nearest, roomy_machines
 from weft.planner.report.plan_text import would_do
 from weft.planner.transfers import row_bytes
-from weft.planner.trials import one_of_each
 from weft.runtime.modules.settings import check_tasks
 
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many

@@ -33,8 +33,8 @@ from weft.engine.run_planner import check_runnable, device_of
 from weft.engine.sweep_result import SweepResult
 from weft.engine.tuned import TunedEvents, TunedFolder, TunedJob
 from weft.engine.tuned_plan import check_tuner
+from weft.planner.grouping.trials import one_of_each
 from weft.planner.report.plan_report import PlanReport
-from weft.planner.trials import one_of_each
 from weft.planner.tuning import trial_name
 from weft.runtime.checkpoint import FILE
 

@@ -39,10 +39,10 @@ from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.limits import GroupLimits
+from weft.planner.grouping.trials import TrialStack, trial_stacks
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
-from weft.planner.trials import TrialStack, trial_stacks
 from weft.runtime.device.process import seeded
 
 SMALL_SECONDS = 30.0  # of training: a dry run of a group takes 0.1 to 0.3

@@ -34,7 +34,7 @@ from weft.engine.result import FORMAT, Result
 from weft.engine.session import Session, member_of
 from weft.engine.tuned_driver import WAITING, Trial, TunedDriver
 from weft.engine.tuned_plan import description, rows_of, search_of, tuner_of
-from weft.planner.trials import one_of_each
+from weft.planner.grouping.trials import one_of_each
 from weft.runtime.checkpoint import Checkpoint, read_checkpoint
 from weft.runtime.group import GroupRun
 
@@ -96,9 +96,15 @@ class TunedFolder(SweepFolder):
         return groups
 
     def save_groups(self, groups: Groups) -> None:
-        data = {"format": FORMAT, "version": __version__, "tuned": self._about}
+        data = {
+            "format": FORMAT,
+            "version": __version__,
+            "tuned": self._about,
+            "tasks": [task.to_dict() for task in self._sweep],
+            "groups": [{"key": key, "plan": plan.to_dict()} for key, plan in groups],
+        }
         with self.writing():
-            write_json(self.path / SWEEP, {**data, "groups": [{"key": k, "plan": p.to_dict()} for k, p in groups]})
+            write_json(self.path / SWEEP, data)
 
     def save_members(self, results: Sequence[Result]) -> None:
         with self.writing():

@@ -19,7 +19,7 @@ from weft.core.settings import lower_is_better
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.driver import NOTHING
-from weft.planner.trials import TrialStack, stack_for
+from weft.planner.grouping.trials import TrialStack, stack_for
 from weft.planner.tuning import PARENT, SCORE, trial_name
 
 WAITING = "waiting"  # of a row without a trial

@@ -18,7 +18,7 @@ from weft.core.wording import option
 from weft.engine.estimator import Estimate, Estimator
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, fitting_size
-from weft.planner.trials import TrialStack, check_tunable, trial_stacks
+from weft.planner.grouping.trials import TrialStack, check_tunable, trial_stacks
 from weft.planner.tuning import Search, Tuner
 
 APART = {  # options that a tuned run does not take, and why
