@@ -43,9 +43,8 @@ def test_a_search_as_the_spec_has_it(weft, tmp_path):
 
 def test_options_replace_what_the_spec_says(weft):
     for start in (["space.toml", "--tuner", "random"], ["search.toml"]):
-        code, out, _ = weft(
-            "tune", *words, "--trials", 3, "--out", words[0][:3], "--device", "cpu", "--progress", "plain"
-        )
+        words = [*start, "--trials", 3, "--out", start[0][:3], "--device", "cpu", "--progress", "plain"]
+        code, out, _ = weft("tune", *words)
         assert code == 0
         assert out.startswith("3 tasks: ")
 
