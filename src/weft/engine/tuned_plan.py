@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -19,7 +20,7 @@ from weft.engine.estimator import Estimate, Estimator
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, fitting_size
 from weft.planner.grouping.trials import TrialStack, check_tunable, trial_stacks
-from weft.planner.tuning import Search, Tuner
+from weft.planner.tuning import BUILT_IN, Search, Tuner
 
 APART = {  # options that a tuned run does not take, and why
     "prune": "the tuner ends trials",
@@ -47,8 +48,10 @@ def check_tuner(options: RunOptions, work: Any) -> list[Task]:
 
 
 def tuner_of(options: RunOptions) -> Any:
-    """The tuner: one of the built-in ones by its name, or the user's object."""
-    return Tuner.of(options.tuner) if isinstance(options.tuner, str) else options.tuner
+    """The tuner: one of the built-in ones, as it is before its first call, or the user's object."""
+    if isinstance(options.tuner, str):
+        return Tuner.of(options.tuner)
+    return deepcopy(options.tuner) if type(options.tuner) in BUILT_IN.values() else options.tuner
 
 
 def description(tuner: Any) -> dict[str, Any]:

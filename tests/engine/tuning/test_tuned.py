@@ -117,9 +117,7 @@ def test_a_tuner_is_told_every_evaluated_epoch_with_its_score():
 def test_built_in_tuners_train_and_repeat_themselves(name):
     sweep = weft.Sweep(tiny_graph(), lr=weft.loguniform(1e-3, 1e-1), hidden=[4, 8], epochs=9)
     options = weft.RunOptions(tuner=weft.Tuner.of(name, seed=1), trials=12, width=4)
-    first = weft.run(sweep, options=options, device="cpu", progress=False)
-    again = weft.RunOptions(tuner=weft.Tuner.of(name, seed=1), trials=12, width=4)
-    second = weft.run(sweep, options=again, device="cpu", progress=False)
+    first, second = (weft.run(sweep, options=options, device="cpu", progress=False) for _ in range(2))
     assert all(same(*pair) for pair in zip(first, second, strict=True))
     assert len(first) == 12 if name != "pbt" else len(first) > 12
     assert first.best().metrics["val_accuracy"] == max(each.metrics["val_accuracy"] for each in first)
@@ -252,6 +250,15 @@ def test_wrong_answers_of_a_tuner(answers, message):
     options = weft.RunOptions(tuner=Wrong(answers), trials=2, width=2)
     with pytest.raises(weft.SpecError, match=message):
         weft.run(sweep, options=options, device="cpu", progress=False)
+
+
+def test_members_can_be_cancelled_by_name_and_leave_their_rows():
+    control = weft.Control()
+    listen = lambda event: event.kind == "trial" and event.task == "trial-001" and control.cancel("trial-001")  # noqa: E731
+    settings = drawn(4, space={**SPACE, "epochs": [7], "hidden": [8]})
+    result = tuned(tiny_graph(), settings, 2, run={"control": control, "on_event": listen})
+    assert {one.name: one.status for one in result if one.status != "finished"} == {"trial-001": "cancelled"}
+    check_alone(result["trial-002"])
 
 
 def test_no_tuner_no_trials():
