@@ -87,9 +87,10 @@ def loaded(
     store = shared_store()
     tensors = read_weights(weights)
     names = [task.graph] if isinstance(task.graph, str) else []
-    with clear_errors([task], there, models=False), process_state(Needs.of([task], there, budget), there):
+    with process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
-        with memory_cap(there, machine_with(there), budget, store, names):
+        # Errors inside of the cap: they say what it is.
+        with memory_cap(there, machine_with(there), budget, store, names), clear_errors([task], there, models=False):
             on_host = layerwise and there.type != "cpu"
             graphs = Graphs(HOST if on_host else there, on_host=budget is not None, store=None if on_host else store)
             graph = graphs.on_device(task)
