@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -265,7 +265,7 @@ def gpu_bytes(name: str) -> int:
 
 POLL_SECONDS = 0.2
 MOST_ATTEMPTS = 5  # of one share: a share that kills every node it is on is not tried for ever
-FORWARDED = ("note", "group", "progress", "end", "checkpoint")
+FORWARDED = ("note", "group", "rows", "progress", "end", "checkpoint")
 
 
 def run_on_ray(
@@ -325,6 +325,7 @@ class _Run:
         self._advanced: dict[str, dict[str, float]] = {}
         self._results: dict[str, Result] = {}
         self._failures: list[str] = []
+        self._rows_sent: dict[str, int] = {}  # epochs by member: a share whose node was lost sends some again
 
     def train(self, options: RunOptions) -> Result | SweepResult:
         """Plan, spread, train, collect."""
@@ -409,6 +410,10 @@ class _Run:
                                     self._advanced[key] = {name: data[name] for name in self._advanced[key]}
                                     every = list(self._advanced.values())
                                     data |= {name: sum(one[name] for one in every) for name in every[0]}
+                                if event.kind == "rows":
+                                    data["members"] = self._unsent(data["members"])
+                                    if not data["members"]:
+                                        continue
                                 if "groups" in data:  # the share is one of the groups of the whole
                                     data |= {"group": list(self._advanced).index(key) + 1, "groups": len(shares)}
                                 self._emit(event.kind, event.task if event.kind == "end" else "", key, **data)
@@ -440,6 +445,17 @@ class _Run:
                 lost = f"share {key} lost its node {attempt} times; the last time: {lines[0][:300]}"
                 raise TrainingError(lost) from None
             return None
+
+    def _unsent(self, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Of a ``rows`` event of a share: what no event has had yet."""
+        unsent = []
+        for part in members:
+            sent = self._rows_sent.get(part["task"], 0)
+            rows = part["rows"][max(sent + 1 - part["first"], 0) :]
+            if rows:
+                unsent.append({**part, "first": max(part["first"], sent + 1), "rows": rows})
+                self._rows_sent[part["task"]] = sent + len(rows)
+        return unsent
 
     def _emit(self, kind: str, task: str = "", key: str = "", **data: Any) -> None:
         self._broadcast(Event(kind, task or self._work.label, data, group=key))

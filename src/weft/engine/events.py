@@ -30,6 +30,9 @@ class EventSource:
 
     _group: Mapping[str, Any] = {}  # the position of the group in training, of a sweep
 
+    def __init__(self) -> None:
+        self.rows_sent: dict[str, int] = {}  # epochs whose rows events have had, by member; on after a resume
+
     def event(self, kind: str, **data: Any) -> None:
         """Emit an event about the task, or about the sweep as a whole."""
 
@@ -46,6 +49,18 @@ class EventSource:
 
         ``key`` names it for good, ``position`` is its place among ``plans`` now.
         """
+
+    def rows(self, members: Sequence[Member]) -> None:
+        """Emit the rows of ``members`` that no event has had yet."""
+        new = []
+        for member in members:
+            sent = self.rows_sent.get(member.name, 0)
+            if member.epoch > sent:
+                rows = [list(row) for row in member.rows[sent:]]
+                new.append({"task": member.name, "first": sent + 1, "columns": list(member.columns), "rows": rows})
+                self.rows_sent[member.name] = member.epoch
+        if new:
+            self.event("rows", members=new)
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
@@ -79,6 +94,7 @@ class TaskEvents(EventSource):
     """The events of one task."""
 
     def __init__(self, label: str, emit: Listener) -> None:
+        super().__init__()
         self._label, self._emit, self._key = label, emit, ""
 
     def event(self, kind: str, **data: Any) -> None:
@@ -102,6 +118,7 @@ class SweepEvents(EventSource):
     """The events of a sweep: ``start``, ``group`` and ``progress`` of the whole, ``end`` of every member."""
 
     def __init__(self, sweep: Sweep, emit: Listener) -> None:
+        super().__init__()
         self._sweep, self._emit = sweep, emit
         self._total = sum(task.epochs for task in sweep)
         self._begun: dict[str, Member] = {}

@@ -127,6 +127,8 @@ class Job:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
         self._resuming = saved is not None
+        if self._resuming and self._folder:
+            self._events.rows_sent.update(self._folder.rows_sent())
         if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)

@@ -83,6 +83,7 @@ class Session:
                 del member.rows[int(former["epoch"]) :]
                 member.status, member.message = former["status"], former.get("message", "")
         self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
+        self._events.rows(self.members)
         self._emit_ended()
 
     def train(self) -> None:
@@ -211,6 +212,7 @@ class Session:
             if note not in self._noted:
                 self._events.note(note)
         self._noted.update(self.group.notes)
+        self._events.rows(self.members)
         if self._trained[0]:
             self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
         self._trained = (0, 0.0)
