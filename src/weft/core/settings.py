@@ -357,7 +357,6 @@ PLATEAU_RULES = {
 }
 GROUP_SETTINGS = ("lr", "weight_decay")  # what a group of parameters may have of its own with Weft's optimizers
 LOWER = ("mse", "mae")  # metrics of which less is better
-BOUNDED = ("accuracy", "f1_micro", "f1_macro", "roc_auc")  # metrics that are never below 0
 
 
 def lower_is_better(column: str) -> bool:

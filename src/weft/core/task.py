@@ -35,9 +35,10 @@ MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboa
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 OPTIMIZER_GIVEN = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what a class of torch.optim is given if it takes it
 OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings that may be functions of the user's own
-LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
+LOOP_SETTINGS = ("optimizer_args", "plateau", "patience", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
+LATEST = "last"  # as ``select``: the latest evaluation is the best
 ELSEWHERE = {  # what other libraries call a setting
     "learning_rate": "lr",
     "num_neighbors": "fanout",
@@ -60,6 +61,7 @@ ELSEWHERE = {  # what other libraries call a setting
     "scheduler": "schedule",
     "lr_scheduler": "schedule",
     "early_stopping": "patience",
+    "monitor": "select",
     "gradient_clip_val": "clip_norm",
     "accumulate_grad_batches": "accumulate",
     "wd": "weight_decay",
@@ -117,7 +119,8 @@ class Task:
     plateau: dict[str, Any] = setting(dict, dict, parse=read_plateau)  # of schedule="plateau"
     warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
-    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
+    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better value of ``select``
+    select: str | None = setting(None, str)  # the column that decides the best epoch; None: the validation metric
     eval_every: int = setting(1, int, low=1, high=MOST)
     clip_norm: float | None = setting(None, float, above=0)  # of a task's whole gradient
     clip_value: float | None = setting(None, float, above=0)  # of every number of it
@@ -254,6 +257,8 @@ class Task:
             return f"schedule={name_of(self.schedule)} does not read it; set schedule='plateau'"
         if name == "huber_delta" and self.objective != "huber":
             return f"objective={name_of(self.objective)} does not read it; set objective='huber'"
+        if name == "patience" and self.select == LATEST:
+            return f"select={LATEST!r} takes the weights of the latest evaluation; leave it out"
         if name == "warmup" and self.has_own("schedule"):
             return "the schedule is a function of your own, which says the rate of every epoch"
         if name in ("label_smoothing", "class_weights") and self.has_own("objective"):

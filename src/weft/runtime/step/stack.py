@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.batches.source import Batch, OnSplit, Source, StackSplits
-from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
+from weft.core.compatibility import deciding_column, eager_reason, metric_name, stack_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.device.process import same_draws
@@ -116,9 +116,8 @@ class Stack:
             pairs = zip(layout.names, layout.decayed, strict=True)
             decayed = tuple(old and name not in findings.without_gradient for name, old in pairs)
             self.optimizer = Optimizer(tasks, replace(layout, decayed=decayed), self._length, device, steps)
-        splits = self._evaluations[0].splits
-        watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
-        self._book = Bookkeeper(tasks, 1 + len(splits), watched, device, self.metric)
+        watched = [deciding_column(task, self.metric, self.columns) for task in tasks]
+        self._book = Bookkeeper(tasks, 1 + len(self._evaluations[0].splits), watched, device, self.metric)
         self._plateau = Plateau(tasks, self.columns, rates, device) if tasks[0].schedule == "plateau" else None
         self.forward = self.members.forward
         self.members.attach(state)
