@@ -11,7 +11,7 @@ from typing import Any
 
 STEERED = ("paused", "resumed", "preempted")  # by a control, from outside
 KINDS = (
-    *("preparing", "start", "note", "group", "rows", "progress", "end", "checkpoint", *STEERED),
+    *("preparing", "start", "note", "group", "rows", "log", "progress", "end", "checkpoint", *STEERED),
     *("finish", "interrupted", "failed"),
 )
 
@@ -25,7 +25,8 @@ class Event:
     metrics so far (of a sweep: of all ``members`` that run); with a cache also ``rows_read`` and ``feature_hit_rate``
     (``lists_read`` and ``list_hit_rate`` of neighbour lists). ``rows``: every epoch of every member, once, several at a
     time: ``members`` lists ``task``, ``first`` (the epoch of the first row, counted from 1), ``columns`` and ``rows``,
-    NaN where nothing was measured (null in JSON). ``checkpoint``: path and epoch. ``paused``, ``resumed``:
+    NaN where nothing was measured (null in JSON). ``log``: numbers by name (``values``) that callbacks of a member
+    logged after an ``epoch``, with the member as ``task``. ``checkpoint``: path and epoch. ``paused``, ``resumed``:
     after which epoch. ``finish``, ``interrupted``, ``preempted``, ``failed``: how it ended. Of a sweep also ``group``:
     members that begin to train together, and ``end``: a member's status and metrics, with the member as ``task``.
 

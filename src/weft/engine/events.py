@@ -31,10 +31,14 @@ class EventSource:
     _group: Mapping[str, Any] = {}  # the position of the group in training, of a sweep
 
     def __init__(self) -> None:
-        self.rows_sent: dict[str, int] = {}  # epochs whose rows events have had, by member; on after a resume
+        # The last epoch of every member whose rows, and whose logged numbers, events have had; on after a resume.
+        self.sent: dict[tuple[str, str], int] = {}
 
     def event(self, kind: str, **data: Any) -> None:
         """Emit an event about the task, or about the sweep as a whole."""
+
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        """Emit an event about one member."""
 
     def note(self, message: str) -> None:
         """Something worth reading."""
@@ -54,13 +58,19 @@ class EventSource:
         """Emit the rows of ``members`` that no event has had yet."""
         new = []
         for member in members:
-            sent = self.rows_sent.get(member.name, 0)
+            sent = self.sent.get(("rows", member.name), 0)
             if member.epoch > sent:
                 rows = [list(row) for row in member.rows[sent:]]
                 new.append({"task": member.name, "first": sent + 1, "columns": list(member.columns), "rows": rows})
-                self.rows_sent[member.name] = member.epoch
+                self.sent["rows", member.name] = member.epoch
         if new:
             self.event("rows", members=new)
+
+    def logged(self, member: Member, values: Mapping[str, float]) -> None:
+        """Emit what callbacks of ``member`` logged after its last epoch, unless an event has had that."""
+        if member.epoch > self.sent.get(("log", member.name), 0):
+            self.sent["log", member.name] = member.epoch
+            self.event_of(member.name, "log", epoch=member.epoch, values=dict(values))
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
@@ -100,6 +110,9 @@ class TaskEvents(EventSource):
     def event(self, kind: str, **data: Any) -> None:
         self._emit(Event(kind, self._label, data, group=self._key))
 
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        self.event(kind, **data)
+
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         self._key = key
         data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
@@ -133,6 +146,9 @@ class SweepEvents(EventSource):
             self._emit(held.pop(0))
         of_a_group = kind not in ("preparing", "start", "finish", "failed")
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
+
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        self._emit(Event(kind, member, data, group=self._key))
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         metric = group.describe(0)["metric"]

@@ -250,14 +250,18 @@ class RunFolder:
             return str(last["run"]), int(last["seq"])
         return "", 0
 
-    def rows_sent(self) -> dict[str, int]:
-        """How many epochs of every member have their rows in the journal, by the names that members have now."""
-        sent: dict[str, int] = {}
+    def sent(self) -> dict[tuple[str, str], int]:
+        """The last epoch of every member that the journal has, by kind of event and the names that members have now."""
+        sent: dict[tuple[str, str], int] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]:
-                for part in json.loads(line)["members"] if line.startswith(b'{"event": "rows"') else ():
-                    name = self._renamed.get(part["task"], part["task"])
-                    sent[name] = max(sent.get(name, 0), part["first"] - 1 + len(part["rows"]))
+                if not line.startswith((b'{"event": "rows"', b'{"event": "log"')):
+                    continue
+                event = json.loads(line)
+                for part in event.get("members", [event]):
+                    last = part["first"] - 1 + len(part["rows"]) if "rows" in part else part["epoch"]
+                    key = (event["event"], self._renamed.get(part["task"], part["task"]))
+                    sent[key] = max(sent.get(key, 0), last)
         return sent
 
     # ---- what a former run left ----------------------------------------------------------------------

@@ -128,7 +128,7 @@ class Job:
         saved = self._folder.saved_groups() if resume and self._folder else None
         self._resuming = saved is not None
         if self._resuming and self._folder:
-            self._events.rows_sent.update(self._folder.rows_sent())
+            self._events.sent.update(self._folder.sent())
         if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)
@@ -361,6 +361,7 @@ class Job:
 
         driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        driver.gradient_norm = lambda name: group.gradient_norm(index[name])
         driver.rivals = self._control.rivals
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
@@ -444,7 +445,8 @@ class Job:
         member = self._members.get(name)
         epochs, history = (0, {}) if member is None else (member.epoch, member.history())
         metrics = metrics or {"best_epoch": 0, "epochs_run": epochs, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        return result if member is None else replace(result, logged=member.logged)
 
     def _standing(self, name: str, plan: Plan) -> Result:
         """A member as it stands now: ended, in training, or waiting."""

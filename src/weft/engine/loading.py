@@ -107,6 +107,8 @@ class LoadedResult(Result):
             data.get("model_code"),
         )
         result.kept = _loaded(folder / KEPT) if "kept" in data else {}
+        logged = data.get("logged", {}).items()
+        result.logged = {key: [(epoch, nan if v is None else v) for epoch, v in pairs] for key, pairs in logged}
         result._folder = folder if (folder / WEIGHTS).is_file() else None
         result._checked = objects["model"] is None
         return result

@@ -138,6 +138,7 @@ class Result:
     ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
     the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
     digest of the file that the model was imported from. ``kept``: plain data of the module besides its weights.
+    ``logged``: what callbacks logged, by name: pairs of the epoch (from 1) and the number.
     """
 
     task: Task
@@ -152,6 +153,7 @@ class Result:
     dense_features: bool = False
     model_code: str | None = None
     kept: dict[str, Tensor] = field(default_factory=dict)
+    logged: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         name = self.metrics.get("metric")
@@ -264,6 +266,7 @@ class Result:
             "environment": self.environment,
             "plan": self.plan.to_dict(),
             "history": self.history,
+            **({"logged": self.logged} if self.logged else {}),
             **({} if self.trained_on is None else {"graph": self.trained_on.to_dict()}),
             **({"dense_features": True} if self.dense_features else {}),
             **({} if self.model_code is None else {"model_code": self.model_code}),

@@ -41,7 +41,7 @@ from weft.runtime.step.forward import Layout
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, MemberSlot
 from weft.runtime.step.stack import Stack
-from weft.runtime.step.state import RATE, buffer_called, is_flat
+from weft.runtime.step.state import GRADIENT_NORM, RATE, buffer_called, is_flat
 
 BEST = "best."  # before names in a checkpoint: of what a module kept with its best weights
 STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
@@ -599,6 +599,10 @@ class GroupRun:
         member = self.members[index]
         buffers = {name: member.tensor(f"buffer.{name}") for name in member.stack.state.buffers}
         return member.stack.members.model_of(member.slot, member.tensor("flat"), buffers)
+
+    def gradient_norm(self, index: int) -> float:
+        """The norm of a member's gradient in its last step, where its task has callbacks."""
+        return float(self.members[index].tensor(f"loop.{GRADIENT_NORM}"))
 
     def best_kept(self, index: int) -> dict[str, Tensor]:
         """The state of a user's module besides its ``state_dict`` when its best weights were evaluated, for a file."""

@@ -366,7 +366,7 @@ class Worker:
 
     def _listener(self, group: str) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
-            if event.kind != "rows":  # progress is enough for curves, and the journal has every epoch
+            if event.kind not in ("rows", "log"):  # progress is enough for curves, and the journal has every epoch
                 self._channel.say("event", group=group, event=event.to_dict())
 
         return listen

@@ -45,7 +45,7 @@ from weft.runtime.step.losses import (
 from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.optimizers import SAVED, Optimizer, Plateau, TorchOptimizer
 from weft.runtime.step.preflight import Preflight
-from weft.runtime.step.state import State
+from weft.runtime.step.state import GRADIENT_NORM, State
 
 
 class Stack:
@@ -235,6 +235,8 @@ class Stack:
                 f"{changed} had a gradient in some steps and none in others: torch's {self.tasks[0].optimizer}, which "
                 "skips such an update, does the updates"
             )
+        if GRADIENT_NORM in self.state.extras:  # always: a captured step does not know whether a callback will read it
+            self.state.extras[GRADIENT_NORM].copy_(torch.linalg.vector_norm(grad, dim=-1))
         if self._torch_optimizer is None:
             self.optimizer.update(self.state, grad)
         else:

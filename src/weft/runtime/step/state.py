@@ -18,6 +18,7 @@ from weft.core.task import Task
 
 PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
 RATE = "rate"  # what the rates of a table are multiplied by, [T]
+GRADIENT_NORM = "gradient_norm"  # of the last step, [T], which callbacks may read
 FLAT = ("flat", "best_flat", "loop.ema", "loop.gradient")
 
 
@@ -75,6 +76,8 @@ class State:
             extras["gradient"] = torch.zeros_like(flat)
         if "plateau" in parts or "callbacks" in parts:
             extras[RATE] = torch.ones(members, dtype=torch.float64, device=device)
+        if "callbacks" in parts:
+            extras[GRADIENT_NORM] = torch.zeros(members, dtype=flat.dtype, device=device)
         if "plateau" in parts:
             # The best value so far, evaluations without a better one, and cooling down.
             watched = [str((PLATEAU | task.plateau)["watch"]) for task in tasks]
