@@ -113,6 +113,7 @@ def stack_key(task: Task) -> dict[str, Hashable]:
         "optimizer": _by_name(task.optimizer) if task.has_own("optimizer") else weft_update,
         "decay": task.decay if task.weight_decay else "all",
         "eval_every": task.eval_every,
+        "keep_top": task.keep_top,
         "model": _by_name(task.model),
     }
     found |= dict.fromkeys(loop_parts(task), True)

@@ -32,6 +32,7 @@ from weft.core.settings import (
 from weft.core.wording import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
+MOST_KEPT = 100  # epochs whose weights are kept: each takes as much memory as the weights
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 OPTIMIZER_GIVEN = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what a class of torch.optim is given if it takes it
 OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings that may be functions of the user's own
@@ -121,6 +122,7 @@ class Task:
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
     patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better value of ``select``
     select: str | None = setting(None, str)  # the column that decides the best epoch; None: the validation metric
+    keep_top: int | None = setting(None, int, low=1, high=MOST_KEPT)  # weights of so many best epochs; None: the best
     eval_every: int = setting(1, int, low=1, high=MOST)
     clip_norm: float | None = setting(None, float, above=0)  # of a task's whole gradient
     clip_value: float | None = setting(None, float, above=0)  # of every number of it
@@ -326,6 +328,8 @@ class Task:
             check_group_settings(self.label, self.param_groups)
         if self.clip_norm is not None and self.clip_value is not None:
             raise SpecError(f"{where}clip_norm and clip_value are two ways to clip; give one of them")
+        if self.keep_top is not None and self.select == LATEST:
+            raise SpecError(f"{where}keep_top={self.keep_top} needs a column that ranks epochs, not select={LATEST!r}")
         if self.warmup >= self.epochs:
             raise SpecError(
                 f"{where}warmup={self.warmup} must be below epochs={self.epochs}, or nothing is left to train at the "

@@ -448,11 +448,12 @@ def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
     sizes = {"train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
     metric = metric_name(task, stats.multilabel, stats.regression)
     decides = deciding_column(task, metric, columns_of([split for split, size in sizes.items() if size], metric))
-    if task.patience is not None and task.select is None and decides < 0:
-        raise SpecError(
-            f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
-            "leave patience out or give val="
-        )
+    for setting in ("patience", "keep_top") if task.select is None and decides < 0 else ():
+        if getattr(task, setting) is not None:
+            raise SpecError(
+                f"task {task.label!r}: {setting}={getattr(task, setting)} needs validation nodes, but {name} has none; "
+                f"leave {setting} out or give val="
+            )
 
 
 def lone_node(graph: Graph) -> int | None:

@@ -307,9 +307,12 @@ class Bookkeeper:
             for task, column in zip(tasks, watched, strict=True)
         ]
         self.rules = torch.tensor(self.host_rules, dtype=torch.int64, device=device)  # [T, 5]
+        self._first_slots = torch.arange(len(tasks), device=device) * (tasks[0].keep_top or 0)
 
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
         """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
+        if "top_score" in state.extras:
+            self._keep_top(state, rows)
         if on_gpu(rows) or rows.is_meta:
             self.on_device(state, rows, steps)
         else:
@@ -366,19 +369,45 @@ class Bookkeeper:
             chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
             torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
 
+    def _wants(self, step: Tensor) -> Tensor:
+        """Which members are evaluated after epoch ``step [T]``, ``[T]`` bool."""
+        return ((step + 1) % self.rules[:, 1] == 0) | (step + 1 == self.rules[:, 2])
+
+    def _healthy(self, rows: Tensor) -> Tensor:
+        """Which members have finite losses, ``[T]`` bool."""
+        return rows[:, : self.losses].isfinite().all(1)
+
+    def _scores(self, rows: Tensor) -> Tensor:
+        """What decides the best epoch, more is better ``[T]``."""
+        value = rows.gather(1, self.rules[:, 3].clamp(min=0)[:, None]).squeeze(1)
+        score = torch.where(self.rules[:, 4] > 0, -value, value)
+        return torch.where(score.isnan(), LOWEST, score)
+
+    def _keep_top(self, state: State, rows: Tensor) -> None:
+        """Put this epoch in the place of a member's worst kept one, if it is better: one copy, however many are kept.
+
+        Of equal epochs the earlier ones stay, so that they are the first of all epochs by score.
+        """
+        extras, score = state.extras, self._scores(rows)
+        kept = extras["top_score"]
+        worst = kept.amin(1)
+        latest = torch.where(kept == worst[:, None], extras["top_epoch"], -2).argmax(1)  # any of those that are empty
+        slots = self._first_slots + latest
+        enters = self._wants(state.epoch) & (state.epoch < state.end) & self._healthy(rows) & (score > worst)
+        new = {"score": score, "epoch": state.epoch, "flat": state.evaluated}
+        for name, value in {**new, **{f"buffer.{name}": value for name, value in state.buffers.items()}}.items():
+            copies = extras[f"top_{name}"].flatten(0, 1)
+            chosen = enters.view(-1, *(1,) * (value.dim() - 1))
+            copies.index_copy_(0, slots, torch.where(chosen, value, copies.index_select(0, slots)))
+
     def compare(self, state: State, rows: Tensor) -> Tensor:
         """Write the rows, find the best and the end; returns which members are at their best so far, ``[T]`` bool."""
-        step = state.epoch
-        patience, every, epochs, column, lower = self.rules.unbind(1)
-        wants = ((step + 1) % every == 0) | (step + 1 == epochs)
+        step, wants = state.epoch, self._wants(state.epoch)
+        patience, column = self.rules[:, 0], self.rules[:, 3]
         written = torch.where(wants[:, None], rows, torch.nan)
         written[:, 0] = rows[:, 0]
         state.history.index_copy_(1, state.first_epoch, written.unsqueeze(1))
-        running = wants & (step < state.end)
-        healthy = rows[:, : self.losses].isfinite().all(1)
-        value = rows.gather(1, column.clamp(min=0)[:, None]).squeeze(1)
-        score = torch.where(lower > 0, -value, value)
-        score = torch.where(score.isnan(), LOWEST, score)
+        running, healthy, score = wants & (step < state.end), self._healthy(rows), self._scores(rows)
         better = running & healthy & ((column < 0) | (score > state.best_score))
         torch.where(better & (column >= 0), score, state.best_score, out=state.best_score)
         torch.where(better, step, state.best_epoch, out=state.best_epoch)

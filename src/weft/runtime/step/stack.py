@@ -80,6 +80,11 @@ class Stack:
         self.best_copy: nn.Module | None = None  # the same as a copy, if not all of its state is plain data
         self.use_state(State.new(tasks, flat, buffers, len(self.columns), self._length))
         copy_context().run(Preflight(self.members, self.state, self._loss_of))  # context variables stay as they are
+        if tasks[0].keep_top is not None and self.members.findings.hidden_state is not None:
+            raise SpecError(
+                f"task {tasks[0].label!r}: keep_top keeps weights and buffers alone; model {tasks[0].model_name}: "
+                f"{self.members.findings.hidden_state}; leave keep_top out"
+            )
         self._without = self.members.findings.without_gradient  # parameters, in the last step
         if self.members.findings.without_gradient or self.members.findings.sparse:
             self.use_state(self.state)  # no decay where torch would skip the update
