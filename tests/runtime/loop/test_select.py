@@ -124,7 +124,7 @@ def test_resumed_is_uninterrupted(tmp_path):
     whole, control = weft.run(task, progress=False), weft.Control()
 
     def leave(event):
-        if event.kind == "rows" and event.data["members"][-1]["first"] >= 5:
+        if event.kind == "rows":  # after the first epoch; it takes effect a few epochs later
             control.preempt()
 
     assert weft.run(task, progress=False, out=tmp_path, control=control, on_event=leave).status == "preempted"
