@@ -126,7 +126,8 @@ def test_a_plan_counts_their_memory():
     plain, kept = (weft.plan(each, "h200") for each in (task, task.with_values(keep_top=50)))
     weights = sum(p.numel() for p in weft.run(task.with_values(epochs=1), **QUICK).model.parameters())
     more = kept.groups[0].cost.total_bytes - plain.groups[0].cost.total_bytes
-    assert 50 * 4 * weights <= more < 2 * 50 * 4 * weights
+    # Capturing the step holds a copy of the state, too.
+    assert 50 * 4 * weights <= more < 2.5 * 50 * 4 * weights
 
 
 class Counting(Net):
