@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.models import ModelTraits, import_path, model_names, traits_of
 from weft.core.search_space import Choice, Range
 from weft.core.settings import (
     Callback,
@@ -175,6 +175,8 @@ class Task:
         if hasattr(self.graph, "__fspath__"):
             object.__setattr__(self, "graph", str(self.graph))
         if isinstance(self.model, str):
+            if self.traits is None:
+                object.__setattr__(self, "model", import_path(self.model))
             if self.traits is None and (":" not in self.model or self.model.startswith("<")):
                 suggestion = did_you_mean(self.model, model_names())
                 raise SpecError(

@@ -34,7 +34,7 @@ from weft.core.task import (
 )
 from weft.core.wording import nearest_names
 from weft.graph.graph import Graph
-from weft.nn.models import check_options
+from weft.nn.models import check_options, check_row, known_models
 from weft.ops.csr.adjacency import Adjacency
 
 # ---- Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to.
@@ -168,6 +168,8 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         key = identity(task.model)
         if key not in signatures:
             signatures[key] = _signature(task)
+            if task.traits is not None:  # a plug-in's row is not checked before
+                check_row(f"model={task.model!r}", task.traits, known_models()[task.model])
         _check_arguments(task, signatures[key])
         if task.has_own("optimizer"):
             _check_optimizer(task)
