@@ -28,7 +28,9 @@ class Event:
     NaN where nothing was measured (null in JSON). ``log``: numbers by name (``values``) that callbacks of a member
     logged after an ``epoch``, with the member as ``task``. ``checkpoint``: path and epoch. ``paused``, ``resumed``:
     after which epoch. ``finish``, ``interrupted``, ``preempted``, ``failed``: how it ended. Of a sweep also ``group``:
-    members that begin to train together, and ``end``: a member's status and metrics, with the member as ``task``.
+    members that begin to train together, each with those of its ``settings`` that vary (``shared`` of ``start`` has the
+    others), and ``end``: a member's status and metrics, with the member as ``task``. ``folder`` (of ``start``, in a
+    sweep of ``end``) is that of its result and weights, if there is one.
 
     ``run`` is the id of the run and ``seq`` counts its events from 1, on after a resume. ``worker`` is the process that
     sent it. ``group`` is the key of the group it is about (the folder of its checkpoint), empty for the whole.

@@ -250,6 +250,12 @@ class RunFolder:
             return str(last["run"]), int(last["seq"])
         return "", 0
 
+    def former_events(self) -> list[Event]:
+        """What the journal has of the run in this folder."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return [Event.from_dict(json.loads(line)) for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]]
+        return []
+
     def sent(self) -> dict[tuple[str, str], int]:
         """The last epoch of every member that the journal has, by kind of event and the names that members have now."""
         sent: dict[tuple[str, str], int] = {}
@@ -299,6 +305,10 @@ class RunFolder:
 
     def place(self, key: str) -> Path:
         """The folder of a group's checkpoint."""
+        return self.path
+
+    def of_member(self, name: str) -> Path:
+        """The folder of a member's result and weights."""
         return self.path
 
     # ---- what this run leaves ------------------------------------------------------------------------
@@ -367,6 +377,9 @@ class SweepFolder(RunFolder):
     def place(self, key: str) -> Path:
         return self.path / "groups" / key
 
+    def of_member(self, name: str) -> Path:
+        return self.path / "tasks" / self._names[name]
+
     def saved_groups(self) -> Groups | None:
         file = self.path / SWEEP
         if not file.exists():
@@ -419,7 +432,7 @@ class SweepFolder(RunFolder):
         """Write what the members of a group left behind."""
         with self.writing():
             for result in results:
-                result.write(self.path / "tasks" / self._names[result.name])
+                result.write(self.of_member(result.name))
 
     def save_sweep(self, result: SweepResult) -> None:
         """Write what the sweep left behind as a whole."""
