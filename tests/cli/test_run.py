@@ -108,7 +108,7 @@ def test_what_does_not_fit_into_the_budget_exits_with_4_before_it_begins(weft, s
 
 
 def test_faults_of_our_own_exit_with_1_and_ask_for_a_report(weft, spec, monkeypatch):
-    monkeypatch.setattr("weft.cli.spec.read_spec", lambda *_: 1 / 0)
+    monkeypatch.setattr("weft.cli.spec.read_with_options", lambda *_: 1 / 0)
     code, _, err = weft("run", spec)
     assert code == 1
     assert "ZeroDivisionError" in err

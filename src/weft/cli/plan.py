@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.format import check_file, write_file
-from weft.cli.options import Changes, Json, run_options, takes
-from weft.cli.spec import spec_of
+from weft.cli.options import Changes, Json, run_options, takes, with_section
+from weft.cli.spec import section_of, spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.run_options import RunOptions
@@ -79,6 +79,7 @@ def plan(
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
+    options = RunOptions.of(**with_section(section_of(spec, changes or []), "plan", given))
     work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
         from weft.dist.node_order import check_order
@@ -101,7 +102,7 @@ def plan(
         check_order(order)
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
-    report = make_plan(work, machine=machine, options=RunOptions.of(**given))
+    report = make_plan(work, machine=machine, options=options)
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:

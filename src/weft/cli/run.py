@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.format import aligned
-from weft.cli.options import Changes, run_options, shell_arguments, takes
-from weft.cli.spec import spec_of
+from weft.cli.options import Changes, run_options, shell_arguments, takes, with_section
+from weft.cli.spec import section_of, spec_of
 from weft.core.errors import SpecError
 from weft.core.run_options import RunOptions
-from weft.core.spec_file import read_spec
+from weft.core.spec_file import read_with_options
 from weft.core.startup import gc_paused
 from weft.core.wording import option
 from weft.engine.control import Interrupted
@@ -85,7 +85,6 @@ def run(
     """
     folder = out if out is not None else Path("runs") / spec.stem
     shown = _progress(progress, json)
-    options = over_gpus(gpus, given)
     if on is not None:
         for name, value in {"resume": resume, "extend": extend}.items():
             if value:
@@ -94,11 +93,14 @@ def run(
             raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
         from weft.cluster.ray import run_on_ray
 
-        work = read_spec(spec, changes or [])
+        work, section = read_with_options(spec, changes or [])
+        options = over_gpus(gpus, with_section(section, "run", given))
         _conclude(
             run_on_ray(work, on, out=folder, overwrite=overwrite, options=options, **_display(shown)), folder, shown
         )
         return
+    section = {} if spec.suffix == ".json" else section_of(spec, changes or [])
+    options = over_gpus(gpus, with_section(section, "run", given))
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
         from weft.engine.run import run as train

@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.search_space import Choice
-from weft.core.spec_file import read_spec
+from weft.core.spec_file import read_with_options
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.graph.catalog.listing import check_name
@@ -17,21 +18,29 @@ from weft.graph.catalog.listing import check_name
 
 def spec_of(path: Path, overrides: Sequence[str] = ()) -> Task | Sweep:
     """The task or sweep in the file; its graphs, where they are named, are known names."""
+    return _read(path, tuple(overrides), _stamp(path))[0]
+
+
+def section_of(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The options of a run in the section [run] of the file."""
+    return _read(path, tuple(overrides), _stamp(path))[1]
+
+
+def _stamp(path: Path) -> object:
     stamp = path.stat() if os.path.isfile(path) else None  # no error for a name that is too long
-    key = (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None
-    return _read(path, tuple(overrides), key)
+    return (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None
 
 
 @lru_cache(maxsize=1)  # the answer before parsing and the command ask for the same file
-def _read(path: Path, overrides: tuple[str, ...], stamp: object) -> Task | Sweep:
-    work = read_spec(path, overrides)
+def _read(path: Path, overrides: tuple[str, ...], stamp: object) -> tuple[Task | Sweep, dict[str, Any]]:
+    work, options = read_with_options(path, overrides)
     for graph in _words(work, "graph"):
         check_name(graph)
     for model in _words(work, "model"):
         file = model.rpartition(":")[0]
         if file.endswith(".py") and not os.path.isfile(file):
             raise SpecError(f"model={model!r}: no such file: {file}")
-    return work
+    return work, options
 
 
 def _words(work: Task | Sweep, setting: str) -> list[str]:

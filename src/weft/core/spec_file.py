@@ -9,10 +9,13 @@
     lr = { loguniform = [1e-4, 1e-1] }
     [sweep]
     samples = 20
+    [run]
+    log = ["csv:metrics.csv"]
 
 Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`, and
 ``[model.args]`` is its ``model_args``. A list, a
-range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`.
+range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`. ``[run]`` has options of the
+run, which are no part of a task: commands read them.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.run_options import options_of
 from weft.core.search_space import Choice
 from weft.core.sweep import Sweep, read_value, varies
 from weft.core.task import ELSEWHERE, Task, meant, reject_unknown, rules
-from weft.core.wording import did_you_mean
+from weft.core.wording import did_you_mean, nearest_names
 
 SECTIONS = ("model", "train")
+RUN = "run"  # the section with options of a run, which commands read
 PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric", "callbacks")  # what may name a file
 SWEEP_KEYS = ("samples", "sample_seed")
 
@@ -39,7 +44,11 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
 
     A :class:`Task`, or a :class:`Sweep` where a setting has several values or there are ``[[task]]`` tables.
     """
-    path = Path(path)
+    return read_with_options(Path(path), overrides)[0]
+
+
+def read_with_options(path: Path, overrides: Iterable[str] = ()) -> tuple[Task | Sweep, dict[str, Any]]:
+    """What :func:`read_spec` reads, and the section ``[run]``: options of a run by name, which commands take."""
     if os.path.isdir(path):  # no error for a name that is too long
         raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
     try:
@@ -52,7 +61,14 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _apply(data, override)
-    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent)
+    section = data.get(RUN, {})
+    if not isinstance(section, Mapping):
+        raise SpecError(f"{path}: {RUN} = {section!r} must be a section, written [{RUN}]")
+    options = [row.name for row in options_of("run") if row.metadata["shell"]["help"]]
+    for name in section:
+        if name not in options:
+            raise SpecError(f"{path}: unknown option '{RUN}.{name}'{nearest_names(name, options)}")
+    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent), dict(section)
 
 
 def parse_spec(
@@ -62,6 +78,7 @@ def parse_spec(
     data = dict(data)
     if "splits" in data:  # as a Sweep calls them
         data["split"] = data.pop("splits")
+    data.pop(RUN, None)  # how it is done: see read_with_options
     tables, options = data.pop("task", []), data.pop("sweep", {})
     values = _read_values(_flatten(data, where), folder)
     if "graph" not in values:
