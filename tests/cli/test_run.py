@@ -48,6 +48,8 @@ def test_a_run_prints_events_and_leaves_files(weft, spec):
     lines = events(out)
     assert [line["event"] for line in lines[:2]] == ["preparing", "start"]
     assert lines[-1]["event"] == "finish"
+    assert "rows" not in {line["event"] for line in lines}, "every epoch is in the journal alone"
+    assert '{"event": "rows"' in Path("runs/spec/events.jsonl").read_text()
     assert lines[-1]["metrics"]["epochs_run"] == 12
     saved = json.loads(Path("runs/spec/result.json").read_text())
     assert saved["metrics"] == lines[-1]["metrics"]

@@ -21,6 +21,7 @@ from weft.core.wording import option
 from weft.engine.control import Interrupted
 
 if TYPE_CHECKING:
+    from weft.core.event import Event
     from weft.core.plan import Plan
     from weft.core.sweep import Sweep
     from weft.core.task import Task
@@ -132,7 +133,11 @@ def run(
 def _display(shown: str) -> dict[str, Any]:
     """What a run is given so that it shows itself as ``shown``: ``progress`` and ``on_event``."""
     progress = {"live": True, "plain": "plain"}.get(shown, False)
-    print_event = lambda event: print(event.to_json(), flush=True)  # noqa: E731
+
+    def print_event(event: Event) -> None:
+        if event.kind != "rows":  # progress says how far it is; every epoch is in the journal
+            print(event.to_json(), flush=True)
+
     return {"progress": progress, "on_event": print_event if shown == "json" else None}
 
 

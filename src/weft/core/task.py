@@ -32,12 +32,14 @@ from weft.core.settings import (
 from weft.core.wording import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
+MOST_KEPT = 100  # epochs whose weights are kept: each takes as much memory as the weights
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 OPTIMIZER_GIVEN = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what a class of torch.optim is given if it takes it
 OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings that may be functions of the user's own
-LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
+LOOP_SETTINGS = ("optimizer_args", "plateau", "patience", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
+LATEST = "last"  # as ``select``: the latest evaluation is the best
 ELSEWHERE = {  # what other libraries call a setting
     "learning_rate": "lr",
     "num_neighbors": "fanout",
@@ -60,6 +62,7 @@ ELSEWHERE = {  # what other libraries call a setting
     "scheduler": "schedule",
     "lr_scheduler": "schedule",
     "early_stopping": "patience",
+    "monitor": "select",
     "gradient_clip_val": "clip_norm",
     "accumulate_grad_batches": "accumulate",
     "wd": "weight_decay",
@@ -117,7 +120,9 @@ class Task:
     plateau: dict[str, Any] = setting(dict, dict, parse=read_plateau)  # of schedule="plateau"
     warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
-    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
+    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better value of ``select``
+    select: str | None = setting(None, str)  # the column that decides the best epoch; None: the validation metric
+    keep_top: int | None = setting(None, int, low=1, high=MOST_KEPT)  # weights of so many best epochs; None: the best
     eval_every: int = setting(1, int, low=1, high=MOST)
     clip_norm: float | None = setting(None, float, above=0)  # of a task's whole gradient
     clip_value: float | None = setting(None, float, above=0)  # of every number of it
@@ -254,6 +259,8 @@ class Task:
             return f"schedule={name_of(self.schedule)} does not read it; set schedule='plateau'"
         if name == "huber_delta" and self.objective != "huber":
             return f"objective={name_of(self.objective)} does not read it; set objective='huber'"
+        if name == "patience" and self.select == LATEST:
+            return f"select={LATEST!r} takes the weights of the latest evaluation; leave it out"
         if name == "warmup" and self.has_own("schedule"):
             return "the schedule is a function of your own, which says the rate of every epoch"
         if name in ("label_smoothing", "class_weights") and self.has_own("objective"):
@@ -321,6 +328,8 @@ class Task:
             check_group_settings(self.label, self.param_groups)
         if self.clip_norm is not None and self.clip_value is not None:
             raise SpecError(f"{where}clip_norm and clip_value are two ways to clip; give one of them")
+        if self.keep_top is not None and self.select == LATEST:
+            raise SpecError(f"{where}keep_top={self.keep_top} needs a column that ranks epochs, not select={LATEST!r}")
         if self.warmup >= self.epochs:
             raise SpecError(
                 f"{where}warmup={self.warmup} must be below epochs={self.epochs}, or nothing is left to train at the "

@@ -30,8 +30,15 @@ class EventSource:
 
     _group: Mapping[str, Any] = {}  # the position of the group in training, of a sweep
 
+    def __init__(self) -> None:
+        # The last epoch of every member whose rows, and whose logged numbers, events have had; on after a resume.
+        self.sent: dict[tuple[str, str], int] = {}
+
     def event(self, kind: str, **data: Any) -> None:
         """Emit an event about the task, or about the sweep as a whole."""
+
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        """Emit an event about one member."""
 
     def note(self, message: str) -> None:
         """Something worth reading."""
@@ -46,6 +53,24 @@ class EventSource:
 
         ``key`` names it for good, ``position`` is its place among ``plans`` now.
         """
+
+    def rows(self, members: Sequence[Member]) -> None:
+        """Emit the rows of ``members`` that no event has had yet."""
+        new = []
+        for member in members:
+            sent = self.sent.get(("rows", member.name), 0)
+            if member.epoch > sent:
+                rows = [list(row) for row in member.rows[sent:]]
+                new.append({"task": member.name, "first": sent + 1, "columns": list(member.columns), "rows": rows})
+                self.sent["rows", member.name] = member.epoch
+        if new:
+            self.event("rows", members=new)
+
+    def logged(self, member: Member, values: Mapping[str, float]) -> None:
+        """Emit what callbacks of ``member`` logged after its last epoch, unless an event has had that."""
+        if member.epoch > self.sent.get(("log", member.name), 0):
+            self.sent["log", member.name] = member.epoch
+            self.event_of(member.name, "log", epoch=member.epoch, values=dict(values))
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
@@ -79,10 +104,14 @@ class TaskEvents(EventSource):
     """The events of one task."""
 
     def __init__(self, label: str, emit: Listener) -> None:
+        super().__init__()
         self._label, self._emit, self._key = label, emit, ""
 
     def event(self, kind: str, **data: Any) -> None:
         self._emit(Event(kind, self._label, data, group=self._key))
+
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        self.event(kind, **data)
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         self._key = key
@@ -102,6 +131,7 @@ class SweepEvents(EventSource):
     """The events of a sweep: ``start``, ``group`` and ``progress`` of the whole, ``end`` of every member."""
 
     def __init__(self, sweep: Sweep, emit: Listener) -> None:
+        super().__init__()
         self._sweep, self._emit = sweep, emit
         self._total = sum(task.epochs for task in sweep)
         self._begun: dict[str, Member] = {}
@@ -116,6 +146,9 @@ class SweepEvents(EventSource):
             self._emit(held.pop(0))
         of_a_group = kind not in ("preparing", "start", "finish", "failed")
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
+
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        self._emit(Event(kind, member, data, group=self._key))
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         metric = group.describe(0)["metric"]

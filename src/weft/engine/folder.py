@@ -173,6 +173,7 @@ class RunFolder:
         self.path, self._extends = path, extends
         self.mode: str | None = None
         self.opened = False  # whether this run writes here: something has begun
+        self._renamed: dict[str, str] = {}  # members of a run that is extended, to the names that they have now
         self._lock = FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -248,6 +249,20 @@ class RunFolder:
             last = json.loads(lines[-1])
             return str(last["run"]), int(last["seq"])
         return "", 0
+
+    def sent(self) -> dict[tuple[str, str], int]:
+        """The last epoch of every member that the journal has, by kind of event and the names that members have now."""
+        sent: dict[tuple[str, str], int] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]:
+                if not line.startswith((b'{"event": "rows"', b'{"event": "log"')):
+                    continue
+                event = json.loads(line)
+                for part in event.get("members", [event]):
+                    last = part["first"] - 1 + len(part["rows"]) if "rows" in part else part["epoch"]
+                    key = (event["event"], self._renamed.get(part["task"], part["task"]))
+                    sent[key] = max(sent.get(key, 0), last)
+        return sent
 
     # ---- what a former run left ----------------------------------------------------------------------
 
@@ -370,6 +385,7 @@ class SweepFolder(RunFolder):
             before = [one.get("name") or one["model"] for one in saved]
             labels = (task.label for task in former_members(saved, tasks, file))
             now, names = dict(zip(before, labels, strict=True)), set(self._names.values())
+            self._renamed = now
             self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in names]
             return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
         if len(saved) != len(tasks):

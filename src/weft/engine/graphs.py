@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.batches.placement import place_graph
-from weft.core.compatibility import graph_key
+from weft.core.compatibility import columns_of, deciding_column, graph_key, metric_name
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import DataPlacement, on_device
@@ -463,11 +463,15 @@ def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
                 f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node "
                 f"{node} has no neighbours; choose another batch, or norm='layer'"
             )
-    if task.patience is not None and not stats.num_val:
-        raise SpecError(
-            f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
-            "leave patience out or give val="
-        )
+    sizes = {"train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
+    metric = metric_name(task, stats.multilabel, stats.regression)
+    decides = deciding_column(task, metric, columns_of([split for split, size in sizes.items() if size], metric))
+    for setting in ("patience", "keep_top") if task.select is None and decides < 0 else ():
+        if getattr(task, setting) is not None:
+            raise SpecError(
+                f"task {task.label!r}: {setting}={getattr(task, setting)} needs validation nodes, but {name} has none; "
+                f"leave {setting} out or give val="
+            )
 
 
 def lone_node(graph: Graph) -> int | None:

@@ -188,4 +188,5 @@ def layered_bytes(task: Task, stats: GraphStats, machine: Machine) -> int:
 def one_epoch(task: Task) -> Task:
     """The task with as little training as possible, on the whole graph: inference is planned by it."""
     whole = {name: getattr(task, name) for name in task.given if name not in SAMPLING_SETTINGS}
-    return Task(**{**whole, "epochs": 1, "warmup": 0, "patience": None, "mode": "full"})
+    none = dict.fromkeys(("patience", "select", "keep_top"))
+    return Task(**{**whole, **none, "epochs": 1, "warmup": 0, "mode": "full"})

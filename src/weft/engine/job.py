@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.batches.source import FullGraph, MakeSource, is_memory_error
+from weft.core.compatibility import deciding_column
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.member import Member
+from weft.core.member import Member, short
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
@@ -37,7 +38,7 @@ from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, watch_memory
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
-from weft.engine.result import Result, model_code
+from weft.engine.result import Result, Top, copied_weights, model_code
 from weft.engine.run_planner import Progress, RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, members_of
 from weft.graph.graph import Graph
@@ -127,6 +128,8 @@ class Job:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
         self._resuming = saved is not None
+        if self._resuming and self._folder:
+            self._events.sent.update(self._folder.sent())
         if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)
@@ -359,6 +362,7 @@ class Job:
 
         driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        driver.gradient_norm = lambda name: group.gradient_norm(index[name])
         driver.rivals = self._control.rivals
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
@@ -427,7 +431,10 @@ class Job:
             result = self._without_model(member.name, plan, member.status, message, member.metrics())
             trained_on, code = self._graphs.true_stats(task), self._codes[member.name]
             result = replace(result, model=model, trained_on=trained_on, dense_features=dense, model_code=code)
-            results.append(replace(result, kept=group.best_kept(index)))
+            kept_epochs = () if model is None else group.top(index)  # one model at a time: they are on the device
+            decides = deciding_column(task, member.metric, member.columns)
+            top = [Top(epoch + 1, short(member.rows[epoch][decides]), copied_weights(it)) for epoch, it in kept_epochs]
+            results.append(replace(result, kept=group.best_kept(index), top=top))
         return results
 
     def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
@@ -442,7 +449,8 @@ class Job:
         member = self._members.get(name)
         epochs, history = (0, {}) if member is None else (member.epoch, member.history())
         metrics = metrics or {"best_epoch": 0, "epochs_run": epochs, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        return result if member is None else replace(result, logged=member.logged)
 
     def _standing(self, name: str, plan: Plan) -> Result:
         """A member as it stands now: ended, in training, or waiting."""
