@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.control import Control
+    from weft.engine.estimate import estimate
     from weft.engine.loading import read
     from weft.engine.plan import plan
     from weft.engine.result import Result
     from weft.engine.run import run
+    from weft.engine.scikit import WeftClassifier, WeftRegressor
     from weft.engine.sweep_result import SweepResult
     from weft.graph.catalog.names import load
     from weft.graph.graph import Graph
@@ -71,8 +73,11 @@ _MODULES = {
     "SweepResult": "weft.engine.sweep_result",
     "Task": "weft.core.task",
     "TrainingError": "weft.core.errors",
+    "WeftClassifier": "weft.engine.scikit",
     "WeftError": "weft.core.errors",
+    "WeftRegressor": "weft.engine.scikit",
     "choice": "weft.core.search_space",
+    "estimate": "weft.engine.estimate",
     "load": "weft.graph.catalog.names",
     "loguniform": "weft.core.search_space",
     "plan": "weft.engine.plan",
@@ -106,9 +111,12 @@ __all__ = [
     "SweepResult",
     "Task",
     "TrainingError",
+    "WeftClassifier",
     "WeftError",
+    "WeftRegressor",
     "__version__",
     "choice",
+    "estimate",
     "load",
     "loguniform",
     "nn",

@@ -18,7 +18,7 @@ from weft.core.gpus import check_device_name
 from weft.core.placement import PLACES, POLICIES, SAMPLERS
 from weft.core.plugins import plugin_names
 from weft.core.settings import SHARDED_KERNELS, Rule
-from weft.core.task import Task
+from weft.core.task import FIT, Task
 from weft.core.units import parse_bytes
 from weft.core.wording import nearest_names, option
 
@@ -424,6 +424,11 @@ class RunOptions(_Options):
             raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:
             where = f"task {task.label!r}: "
+            if task.batch == FIT and (self.ranks > 1 or self.batches is not None):
+                other = f"ranks={self.ranks}" if self.ranks > 1 else "batches="
+                raise SpecError(
+                    f"{where}batch='fit' is decided for one device and its sampler, not with {other}: give a number"
+                )
             if self.batches is not None:
                 if not task.sampled or task.fanout is None:
                     raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")

@@ -359,7 +359,8 @@ def most_picks(hop: int | tuple[int, ...]) -> int:
 
 def picks_per_hop(fanouts: Sequence[Hop], stats: GraphStats) -> list[int]:
     """Neighbours that a node of a graph has at most in every hop; -1: as many as there are."""
-    return [most_picks(hop) for hop in resolve(fanouts, stats.num_relations, stats.relation_edges)]
+    hops = resolve(fanouts, stats.num_relations, stats.relation_edges) if fanouts else ()  # no hop leads on from seeds
+    return [most_picks(hop) for hop in hops]
 
 
 # ---- Read the settings of the training loop that are more than a number: class weights, parameter groups, plateau.

@@ -40,6 +40,7 @@ LOOP_SETTINGS = ("optimizer_args", "plateau", "patience", "huber_delta", "warmup
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
 LATEST = "last"  # as ``select``: the latest evaluation is the best
+FIT = "fit"  # a batch that is as large as fits, which the plan decides
 ELSEWHERE = {  # what other libraries call a setting
     "learning_rate": "lr",
     "num_neighbors": "fanout",
@@ -141,7 +142,8 @@ class Task:
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
     # Sampled: neighbours per hop (and relation), seeds outwards; -1: all.
     fanout: tuple[Hop, ...] | None = setting(None, tuple, parse=read_fanout)
-    batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
+    # Sampled: training nodes per step; "fit": as many as fit, a power of two.
+    batch: Any = setting(1024, int, low=1, high=MOST, accepts=lambda value: isinstance(value, str) and value == FIT)
     batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum

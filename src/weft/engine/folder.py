@@ -165,13 +165,13 @@ def holds_run(path: Path) -> bool:
 class RunFolder:
     """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound.
 
-    ``extends``: the run there may have had fewer epochs, or fewer members. ``mode``: that of the run there, once its
-    groups are read, where they are to be planned anew.
+    ``extends``: the run there may have had fewer epochs, or fewer members. ``former_task``: settings of the task there,
+    once its groups are read: what it leaves open is not decided anew.
     """
 
     def __init__(self, path: Path, extends: bool = False) -> None:
         self.path, self._extends = path, extends
-        self.mode: str | None = None
+        self.former_task: dict[str, Any] = {}
         self.opened = False  # whether this run writes here: something has begun
         self._renamed: dict[str, str] = {}  # members of a run that is extended, to the names that they have now
         self._lock = FolderLock(path)
@@ -281,8 +281,8 @@ class RunFolder:
         checkpoint = read_checkpoint(self.path)
         if checkpoint is None:
             return None
-        modes = [task.get("mode") for task in checkpoint.about.get("tasks", [])]
-        self.mode = "sampled" if "sampled" in modes else "full"
+        for task in checkpoint.about.get("tasks", [])[:1]:
+            self.former_task = {**task, "mode": "sampled" if task.get("mode") == "sampled" else "full"}
         return []
 
     def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:

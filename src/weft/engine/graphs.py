@@ -21,7 +21,7 @@ from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import DataPlacement, on_device
 from weft.core.sweep import Sweep
-from weft.core.task import ALL_SPLITS, Task
+from weft.core.task import ALL_SPLITS, FIT, Task
 from weft.graph.catalog import names as catalog
 from weft.graph.graph import Graph, check_ids
 from weft.planner.cost.calibration import Observation
@@ -454,7 +454,7 @@ def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
             f"{name}: every row of y has a single 1, which is one class per node if it is one-hot, and many labels "
             'else; give y.argmax(1) for classes, or objective="multilabel" with the task for labels'
         )
-    if task.sampled and task.norm == "batch" and not isinstance(graph, GraphStats):
+    if task.sampled and task.norm == "batch" and task.batch != FIT and not isinstance(graph, GraphStats):
         batch_of_one = task.batch == 1 or graph.train.numel() % task.batch == 1  # the last one, or all of them
         node = lone_node(graph) if batch_of_one else None
         if node is not None:  # a batch of one node has no variance

@@ -174,7 +174,7 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         for _, plan in self.groups:  # what a task leaves open, the plan has decided
-            self._tasks |= {name: in_mode(self._tasks[name], plan.mode) for name in plan.members}
+            self._tasks |= {name: in_mode(self._tasks[name], plan.mode, plan.batch) for name in plan.members}
         budget = self._options.budget
         most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
         # A server limits what its workers take.
@@ -206,9 +206,11 @@ class Job:
             # The settings are in the folder once, not with every member's plan.
             plans = [replace(plan, tasks=()) for plan in self._planned.plans]
         else:
-            # The mode of the run that is resumed, if tasks leave that to how much memory is free.
-            mode = self._folder.mode if self._folder is not None and self._resuming else None
+            # The mode and batch of the run that is resumed, if tasks leave them to how much memory is free.
+            former_task = self._folder.former_task if self._folder is not None and self._resuming else {}
+            mode, batch = former_task.get("mode"), former_task.get("batch")
             as_before = [task.with_values(mode=mode) if mode and may_sample(task) else task for task in missing]
+            as_before = [in_mode(task, task.mode, batch) for task in as_before]
             tasks = self._planner.with_modes(as_before)
             self._planner.check(tasks)
             plans = self._planner.groups(tasks)

@@ -279,6 +279,16 @@ class Result:
             predictor = Predictor(model, self.task, target, there, layerwise, restrict=layerwise is None)
             return predictor(ids, layer=layer, **samples)
 
+    def export(self, to: str, out: str | os.PathLike[str] | None = None) -> Path:
+        """Write the model for other libraries, with the treatment of its features inside; returns the file's path.
+
+        ``to``: ``"pyg"`` (a module of PyG for ``torch.load``), ``"torch-export"`` (a ``.pt2`` program), ``"onnx"``, all
+        called with ``(x, edge_index)``, or ``"safetensors"`` (weights and settings). ``out``: the file.
+        """
+        from weft.engine.export import export
+
+        return export(self, to, out)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights."""
         return {
