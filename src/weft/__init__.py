@@ -15,6 +15,7 @@ from weft.core.version import __version__
 
 if TYPE_CHECKING:
     from weft import nn, ops
+    from weft.batches.neighbor_loader import NeighborLoader
     from weft.core.errors import (
         DivergedError,
         GraphError,
@@ -61,6 +62,7 @@ _MODULES = {
     "InputError": "weft.core.errors",
     "Machine": "weft.core.machine",
     "MedianPruner": "weft.planner.pruning",
+    "NeighborLoader": "weft.batches.neighbor_loader",
     "OutOfMemoryError": "weft.core.errors",
     "Placement": "weft.core.run_options",
     "Plan": "weft.core.plan",
@@ -99,6 +101,7 @@ __all__ = [
     "InputError",
     "Machine",
     "MedianPruner",
+    "NeighborLoader",
     "OutOfMemoryError",
     "Placement",
     "Plan",

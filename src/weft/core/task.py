@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -41,16 +43,18 @@ SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
 LATEST = "last"  # as ``select``: the latest evaluation is the best
 FIT = "fit"  # a batch that is as large as fits, which the plan decides
-ELSEWHERE = {  # what other libraries call a setting
+ALIASES = {  # PyG's names, which are read as Weft's: a task, its results and its plans have the latter alone
     "learning_rate": "lr",
     "num_neighbors": "fanout",
-    "fanouts": "fanout",
     "batch_size": "batch",
     "hidden_channels": "hidden",
+    "num_layers": "layers",
+}
+ELSEWHERE = {  # what else other libraries call a setting: an error that names Weft's
+    "fanouts": "fanout",
     "hidden_dim": "hidden",
     "hidden_size": "hidden",
     "num_hidden": "hidden",
-    "num_layers": "layers",
     "n_layers": "layers",
     "num_heads": "heads",
     "num_epochs": "epochs",
@@ -83,14 +87,16 @@ MAX_LAYERS = 10_000  # each is built and dry-run before planning ends, a thousan
 class Task:
     """One training: a graph, a model, and how to train it. Every field is checked on construction.
 
-    ``graph`` is a name (``"cora"``), a path, or a :class:`weft.Graph`. ``model`` is the name of a model (``"gcn"``),
-    ``"module:callable"`` or ``"file.py:callable"``, an ``nn.Module``, or a callable
-    ``(in_features, out_features, ...) -> nn.Module``. A callable is given those model settings that the task gives
-    and whose names its signature has, and all of ``model_args``; a setting that nothing reads is an error when the
-    task is run or planned. ``init="fresh"`` draws new weights, by the seed, for an ``nn.Module`` given as an object.
+    ``graph`` is a name (``"cora"``), a path, a :class:`weft.Graph`, or a ``Data`` or dataset of PyG. ``model`` is the
+    name of a model (``"gcn"``), ``"module:callable"`` or ``"file.py:callable"``, an ``nn.Module``, or a callable
+    ``(in_features, out_features, ...) -> nn.Module`` (or ``in_channels``, ``out_channels``, as PyG's classes have
+    them). A callable is given those model settings that the task gives and whose names its signature has, and all of
+    ``model_args``; keywords that are no settings of a task, but may be its arguments, are added to ``model_args``. A
+    setting that nothing reads is an error when the task is run or planned. The names in :data:`ALIASES` are read as
+    Weft's own. ``init="fresh"`` draws new weights, by the seed, for an ``nn.Module`` given as an object.
     """
 
-    graph: Any = None
+    graph: Any = field(default=None, hash=False)  # a Data of PyG has no hash
     model: Any = "gcn"
 
     layers: int = setting(2, int, low=1, high=MAX_LAYERS, section="model")
@@ -159,21 +165,10 @@ class Task:
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 
-    def __new__(cls, *values: Any, **settings: Any) -> Task:
-        """Note which settings were given: a default of Weft's does not replace that of a user's model."""
-        reject_unknown(settings, "task")
-        task = object.__new__(cls)
-        names = [*settings, *(f.name for f in fields(cls)[: len(values)])]
-        object.__setattr__(task, "_given", frozenset(names))
-        return task
-
     def __post_init__(self) -> None:
         where = f"task {self.label!r}: "
         if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
             raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
-        if type(self.graph).__module__.startswith("torch_geometric."):
-            kind = type(self.graph).__name__
-            raise SpecError(f"{where}graph is a {kind} of PyG; give graph=weft.Graph.from_pyg(data), made of it once")
         if hasattr(self.graph, "__fspath__"):
             object.__setattr__(self, "graph", str(self.graph))
         if isinstance(self.model, str):
@@ -195,7 +190,8 @@ class Task:
             if name in model_settings():
                 raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
         for name, rule in rules().items():
-            object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
+            if name != "norm" or self.traits is not None:  # PyG's classes also take "batch_norm" or "GraphNorm"
+                object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
         self._check_loop(where)
         traits = self.traits
         if traits is not None and traits.has_heads and self.layers > 1 and self.hidden % self.heads:
@@ -296,8 +292,10 @@ class Task:
 
     def with_values(self, **changes: Any) -> Task:
         """The same task with some fields changed, checked again."""
-        reject_unknown(changes, f"task {self.label!r}")
-        return Task(**{**{name: getattr(self, name) for name in self.given}, **changes})
+        values = {name: getattr(self, name) for name in self.given}
+        if "model_args" in values:
+            values["model_args"] = {name: value for name, value in self.model_args.items() if name not in changes}
+        return Task(**{**values, **with_own_names(changes, f"task {self.label!r}")})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
@@ -316,7 +314,7 @@ class Task:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
         """The inverse of :meth:`to_dict`, for tasks whose graph and model have names."""
-        data = dict(data)
+        data = with_own_names(data, "task")
         given = data.pop("given", None)
         reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
         if data.get("mode", "sampled") != "sampled":  # nothing reads them, and setting them would select it
@@ -354,6 +352,65 @@ class Task:
             )
 
 
+def _reading(initialise: Callable[..., None]) -> Callable[..., None]:
+    """``Task.__init__`` that also takes PyG's names and arguments of the model, and notes what was given."""
+    names = [f.name for f in fields(Task)]
+
+    @wraps(initialise)
+    def init(task: Task, *values: Any, **settings: Any) -> None:
+        given = dict(zip(names, values, strict=False))
+        settings = with_model_args(settings, [{**given, **settings}.get("model", "gcn")], "task")
+        object.__setattr__(task, "_given", frozenset((*given, *settings)))  # a user's model has defaults of its own
+        initialise(task, *values, **settings)
+
+    return init
+
+
+Task.__init__ = _reading(Task.__init__)  # type: ignore[method-assign]
+
+
+def with_own_names(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings by Weft's own names, in the same order; a :class:`SpecError` for one that is given twice."""
+    for alias in ALIASES.keys() & settings.keys():
+        if ALIASES[alias] in settings:
+            raise SpecError(f"{where}: {alias} is another name of {ALIASES[alias]}; give one of them")
+    return {ALIASES.get(name, name): value for name, value in settings.items()}
+
+
+def with_model_args(settings: Mapping[str, Any], models: Iterable[Any], where: str) -> dict[str, Any]:
+    """Settings by Weft's own names, those that are arguments of one of ``models`` in ``model_args``.
+
+    A :class:`SpecError` for a name that is neither.
+    """
+    settings, models = with_own_names(settings, where), list(models)
+    known = [f.name for f in fields(Task)]
+    args = {name: value for name, value in settings.items() if name not in known}
+    reject_unknown([name for name in args if not any(may_have(model, name) for model in models)], where)
+    if not args:
+        return settings
+    written = read_arguments(settings.get("model_args", {}), f"{where}: model_args")
+    for name in args.keys() & written.keys():
+        raise SpecError(f"{where}: {name} is given by itself and in model_args; give it once")
+    return {name: value for name, value in settings.items() if name in known} | {"model_args": {**written, **args}}
+
+
+def may_have(model: Any, name: str) -> bool:
+    """Whether ``model`` may have an argument ``name``; of one that is in a file, its signature says so later."""
+    if isinstance(model, str):
+        return ":" in model
+    is_built = hasattr(model, "named_parameters") and not isinstance(model, type)
+    return callable(model) and not is_built and takes(model, name)
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether ``make`` can be given ``name``."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
 def rules() -> dict[str, Rule]:
     """The rule of every field that has one, by field name."""
     return {f.name: f.metadata["rule"] for f in fields(Task) if "rule" in f.metadata}
@@ -389,7 +446,7 @@ def name_of(value: Any) -> str:
     return value if isinstance(value, str) else object_name(value)
 
 
-def reject_unknown(data: Mapping[str, Any], where: str) -> None:
+def reject_unknown(data: Iterable[str], where: str) -> None:
     """A :class:`SpecError` for the first key that is no field of :class:`Task`."""
     known = [f.name for f in fields(Task)]
     for key in data:

@@ -10,13 +10,12 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
-from weft.core.task import SAMPLING_SETTINGS, Task
+from weft.core.task import SAMPLING_SETTINGS, Task, with_own_names
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 from weft.engine.machine import Given, find_machine
 from weft.engine.memory import KERNELS, PROCESS
 from weft.engine.plan import plan
 from weft.graph.catalog import names as catalog
-from weft.graph.graph import Graph
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import KINDS, refusal
@@ -110,14 +109,13 @@ def estimate(
     ``machine``: as of :func:`weft.plan`; None is the one at hand. ``settings``: others of :class:`weft.Task`, such as
     ``batch=1024, fanout=[15, 10]`` for sampled training; without these it is training on the whole graph.
     """
-    if type(data).__module__.startswith("torch_geometric."):
-        data = Graph.from_pyg(data)
-    elif isinstance(data, (str, os.PathLike)) and not str(data).startswith("shape:"):
+    if isinstance(data, (str, os.PathLike)) and not str(data).startswith("shape:"):
         data = catalog.load(data)  # once for all machines
     if hasattr(optimizer, "param_groups"):  # an optimizer: its class, with what it was made with
         takes = inspect.signature(type(optimizer)).parameters
         given = {name: value for name, value in optimizer.defaults.items() if name in takes}
         optimizer = partial(type(optimizer), **given)
+    settings = with_own_names(settings, "estimate")
     settings = {"mode": "sampled" if settings.keys() & SAMPLING_SETTINGS else "full", **settings}
     objective = {} if loss is None else {"objective": loss}
     task = Task(graph=data, model=module, optimizer=optimizer, **objective, **settings)

@@ -23,7 +23,7 @@ from weft.core.placement import DataPlacement, on_device
 from weft.core.sweep import Sweep
 from weft.core.task import ALL_SPLITS, FIT, Task
 from weft.graph.catalog import names as catalog
-from weft.graph.graph import Graph, check_ids
+from weft.graph.graph import Graph, as_graph, check_ids
 from weft.planner.cost.calibration import Observation
 from weft.runtime.device.cuda_graph import no_capture
 
@@ -319,10 +319,7 @@ def with_all_splits(work: Task | Sweep) -> Task | Sweep:
     graphs = {id(task.graph): task.graph for task in tasks if task.split == ALL_SPLITS}
     if not graphs:
         return work
-    counts = {
-        key: graph.num_splits if isinstance(graph, Graph) else catalog.stats(graph).num_splits
-        for key, graph in graphs.items()
-    }
+    counts = {key: (as_graph(graph) or catalog.stats(graph)).num_splits for key, graph in graphs.items()}
     if isinstance(work, Sweep) and len(set(counts.values())) == 1:
         numbers = tuple(range(next(iter(counts.values()))))
 
@@ -359,9 +356,7 @@ class Graphs:
         """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
         key, graph = graph_key(task), task.graph
         if key not in self._found:
-            if isinstance(graph, Graph):
-                self._found[key] = graph
-            elif isinstance(graph, str) and graph.startswith("shape:"):
+            if isinstance(graph, str) and graph.startswith("shape:"):
                 self._found[key] = catalog.stats(graph)
             elif self._store is not None and isinstance(graph, str):
                 self._found[key] = self._store.host(graph, lambda: find_graph(task, HOST))
@@ -419,13 +414,14 @@ class Graphs:
 
 
 def find_graph(task: Task, device: torch.device) -> Graph:
-    """The graph that ``task.graph`` names; a generated one is made on ``device``."""
-    if not isinstance(task.graph, str):
+    """The graph that ``task.graph`` is or names; a generated one is made on ``device``."""
+    graph = as_graph(task.graph)
+    if graph is None and not isinstance(task.graph, str):
         raise SpecError(
-            f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "
-            "(see weft.Graph.from_pyg and from_edges)"
+            f"task {task.label!r}: graph={task.graph!r} must be a name, a path, a weft.Graph, or a Data or dataset of "
+            "PyG (see weft.Graph.from_edges)"
         )
-    return catalog.load(task.graph, device=device)
+    return graph or catalog.load(task.graph, device=device)
 
 
 def check_trainable(task: Task, graph: Graph | GraphStats) -> None:

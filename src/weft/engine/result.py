@@ -27,7 +27,7 @@ from weft.engine.graphs import HOST, find_graph
 from weft.engine.machine import choose_device
 from weft.graph.catalog import names as catalog
 from weft.graph.check import as_ids, as_vector, check_range
-from weft.graph.graph import Graph, check_ids
+from weft.graph.graph import Graph, as_graph, check_ids
 from weft.graph.labels import SPLITS
 from weft.runtime.checkpoint import save_atomically
 from weft.runtime.modules.build import copy_module
@@ -45,19 +45,21 @@ def graph_for(result: Result, graph: Any) -> Graph:
         graph = own_graph(result)
     elif isinstance(graph, (str, os.PathLike)):
         graph = catalog.load(graph)
-    elif not isinstance(graph, Graph):
+    converted = as_graph(graph)
+    if converted is None:
         raise SpecError(
-            f"graph={type(graph).__name__}: must be a weft.Graph, a name or a path (see weft.Graph.from_pyg and "
-            "from_edges)"
+            f"graph={type(graph).__name__}: must be a weft.Graph, a Data or dataset of PyG, a name or a path (see "
+            "weft.Graph.from_edges)"
         )
-    return graph.split(number) if isinstance(number, int) and number < graph.num_splits else graph
+    return converted.split(number) if isinstance(number, int) and number < converted.num_splits else converted
 
 
 def own_graph(result: Result) -> Graph:
     """The graph that the task was trained on, loaded by its name; refused if it has changed since."""
     task = result.task
-    if isinstance(task.graph, Graph):
-        return task.graph
+    graph = as_graph(task.graph)
+    if graph is not None:
+        return graph
     if task.graph.startswith(OBJECT):
         raise SpecError(
             f"task {task.label!r}: was trained on a graph that was given as an object, {task.graph}; give graph="
