@@ -66,9 +66,8 @@ class NeighborLoader:
     (seeds first), ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes`` and ``num_sampled_edges``. Neighbours
     are drawn uniformly without replacement where the edges lie, or on ``device``, to which batches are then moved: by
     Weft's kernels on a GPU, by compiled code on a CPU. ``input_nodes`` is a mask ``[N]``, ids ``[S]``, or None for
-    all nodes. The first pass has epoch 0, the next one epoch 1, and so on: order and draws depend on ``seed`` and the
-    epoch alone. ``num_workers`` are threads, which prepare batches in advance on a CPU. Arguments of PyG's loader that
-    have no counterpart are refused.
+    all nodes. Order and draws depend on ``seed`` and the number of the pass alone. ``num_workers`` are threads, which
+    prepare batches in advance on a CPU. Arguments of PyG's loader that have no counterpart are refused.
     """
 
     def __init__(self, data: Any, num_neighbors: Sequence[int], input_nodes: Any = None, **options: Any) -> None:
@@ -85,7 +84,7 @@ class NeighborLoader:
         self.data, self.options, self.drop_last, self.batch_size = data, chosen, chosen.drop_last, chosen.batch_size
         device = exact_device(chosen.device or edge_index.device)
         self._order = None if edges.order is None else edges.order.to(device)
-        weight = None if chosen.weight_attr is None else data[chosen.weight_attr].to(device)  # in the data's order
+        weight = None if chosen.weight_attr is None else data[chosen.weight_attr].to(device)
         self._sampler = NeighbourSampler(
             Graph(without_weights(edges.adj)).to(device),
             list(num_neighbors),
@@ -113,8 +112,7 @@ class NeighborLoader:
 
         def sample(item: tuple[int, Tensor]) -> tuple[Subgraph, Tensor]:
             number, positions = item
-            local = self._sampler.sample(self.input_nodes[positions], epoch, number)
-            assert isinstance(local, Subgraph)
+            local: Any = self._sampler.sample(self.input_nodes[positions], epoch, number)
             return local, self._input_ids[positions]
 
         # Kernels of a GPU are launched in advance as it is; two batches per worker are what torch's loader prepares.
@@ -126,7 +124,6 @@ class NeighborLoader:
         from torch_geometric.loader.utils import filter_data
 
         local, input_id = item
-        assert local.edges is not None
         picked = local.edges if self._order is None else self._order[local.edges]
         batch = filter_data(self.data, local.nodes.long(), *local.edge_index, picked)
         for name, values in (("n_id", local.nodes.long()), ("e_id", picked)):

@@ -358,9 +358,9 @@ def _reading(initialise: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(initialise)
     def init(task: Task, *values: Any, **settings: Any) -> None:
-        given = dict(zip(names, values, strict=False))
-        settings = with_model_args(settings, [{**given, **settings}.get("model", "gcn")], "task")
-        object.__setattr__(task, "_given", frozenset((*given, *settings)))  # a user's model has defaults of its own
+        positional = dict(zip(names, values, strict=False))
+        settings = with_model_args(settings, [{**positional, **settings}.get("model", "gcn")], "task")
+        object.__setattr__(task, "_given", frozenset((*positional, *settings)))  # the rest are defaults
         initialise(task, *values, **settings)
 
     return init
@@ -383,15 +383,15 @@ def with_model_args(settings: Mapping[str, Any], models: Iterable[Any], where: s
     A :class:`SpecError` for a name that is neither.
     """
     settings, models = with_own_names(settings, where), list(models)
-    known = [f.name for f in fields(Task)]
-    args = {name: value for name, value in settings.items() if name not in known}
+    own = {f.name for f in fields(Task)}
+    args = {name: value for name, value in settings.items() if name not in own}
     reject_unknown([name for name in args if not any(may_have(model, name) for model in models)], where)
     if not args:
         return settings
     written = read_arguments(settings.get("model_args", {}), f"{where}: model_args")
     for name in args.keys() & written.keys():
         raise SpecError(f"{where}: {name} is given by itself and in model_args; give it once")
-    return {name: value for name, value in settings.items() if name in known} | {"model_args": {**written, **args}}
+    return {name: value for name, value in settings.items() if name in own} | {"model_args": {**written, **args}}
 
 
 def may_have(model: Any, name: str) -> bool:
