@@ -16,7 +16,7 @@ from weft.serve.queue_db import Submission
 from weft.serve.submissions import BadRequestError, Registry, read_submissions
 
 QUEUED = [row.name for row in options_of("queue")]
-NOT_QUEUED = {"device": "cpu", "batches": [1], "hardware": None}
+NOT_QUEUED = {"device": "cpu", "log": ("csv:a.csv",), "batches": [1], "hardware": None}
 TWO = [{**TASK, "layers": 2}, {**TASK, "layers": 3}]
 
 
@@ -98,7 +98,7 @@ def test_the_description_of_the_interface_has_every_option():
     assert set(QUEUED) <= set(SUBMISSION["properties"])
 
 
-@pytest.mark.parametrize("name", ["device", "batches"])
+@pytest.mark.parametrize("name", ["device", "log", "batches"])
 def test_what_does_not_go_with_a_queue_is_refused(name):
     with pytest.raises(BadRequestError, match=f"{name}=.* cannot be submitted: a server chooses the device"):
         submitted(**{name: NOT_QUEUED[name]})

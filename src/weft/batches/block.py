@@ -201,7 +201,8 @@ class Subgraph(OfTensors):
 
     ``edge_index [2, P]`` int64 holds sources above destinations as positions in ``nodes [M]`` int32, which begin with
     the ``num_seeds`` seeds. ``edges [P]`` int64: where each edge is in the graph's CSR, or None. ``weight [P]``,
-    ``relation [P]`` and ``edge_attr [P, ...]``: those of the graph at these edges, or None.
+    ``relation [P]`` and ``edge_attr [P, ...]``: those of the graph at these edges, or None. ``by_hop``: how many nodes
+    and edges every hop added, seeds outwards.
     """
 
     edge_index: Tensor
@@ -216,6 +217,7 @@ class Subgraph(OfTensors):
     y: Tensor | None = None
     num_relations: int = 0
     edge_attr: Tensor | None = None
+    by_hop: list[tuple[int, int]] | None = None
 
     @property
     def input_nodes(self) -> Tensor:

@@ -250,6 +250,8 @@ class NeighbourSampler:
         if self._edge_attr is not None:
             picked = [self._edge_attr.index_select(0, self._in_matrix(hop.edges).long()) for hop in hops]
             joined["edge_attr"] = torch.cat(picked)
+        counts = [seeds.numel(), *(hop.nodes.numel() for hop in hops)]
+        added = [after - before for before, after in pairwise(counts)]
         return Subgraph(
             torch.cat(pairs, 1),
             hops[-1].nodes,
@@ -257,6 +259,7 @@ class NeighbourSampler:
             epoch=epoch,
             batch=batch,
             num_relations=self.graph.num_relations,
+            by_hop=[(nodes, hop.indices.numel()) for nodes, hop in zip(added, hops, strict=True)],
             **joined,
         )
 

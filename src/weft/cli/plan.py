@@ -79,7 +79,7 @@ def plan(
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
     # A mistake in it is said before torch is loaded.
-    work, options = tuned_spec_of(spec, changes or [], given)
+    work, options = tuned_spec_of(spec, changes or [], "plan", given)
     for name, value in {"gpus": gpus, "out": out}.items():
         if value is not None and options.tuner is not None:
             raise SpecError(f"--{name} does not go with a tuner, whose trials are chosen while it runs on one device")

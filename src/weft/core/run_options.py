@@ -16,8 +16,9 @@ from weft.core.division import STRATEGIES
 from weft.core.errors import SpecError
 from weft.core.gpus import check_device_name
 from weft.core.placement import PLACES, POLICIES, SAMPLERS
+from weft.core.plugins import plugin_names
 from weft.core.settings import SHARDED_KERNELS, Rule
-from weft.core.task import Task
+from weft.core.task import FIT, Task
 from weft.core.units import parse_bytes
 from weft.core.wording import nearest_names, option
 
@@ -25,6 +26,15 @@ CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
+LOGGERS = {  # where each writes; in brackets: may be left out
+    "tensorboard": "DIR",
+    "wandb": "[PROJECT]",
+    "mlflow": "[URI]",
+    "trackio": "[PROJECT]",
+    "csv": "FILE",
+    "parquet": "FILE",
+    "logging": "[NAME]",
+}
 TUNERS = ("random", "asha", "hyperband", "halving", "pbt")
 TUNES = ("ask", "report", "stop", "tell")  # what a tuner of the user's own has
 WEAVES = ("off", "concurrent", "merged", "merged+push")
@@ -70,6 +80,26 @@ def parse_weave(value: Any, name: str) -> str:
     if weave not in WEAVES:
         raise SpecError(f"{option(name, value)} must be one of {', '.join(WEAVES)}")
     return str(weave)
+
+
+def parse_log(value: Any, name: str) -> tuple[str, ...]:
+    """One ``"KIND:WHERE"`` or several; a :class:`SpecError` for a kind that is not there, or that lacks its place."""
+    specs = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, str) for spec in specs):
+        raise SpecError(f"{option(name, value)} must be text such as 'csv:metrics.csv', or a list of such")
+    for spec in specs:
+        kind, _, where = spec.partition(":")
+        if kind not in LOGGERS and kind not in (added := plugin_names("loggers")):
+            known = [f"{kind}:{needs}".replace(":[", "[:") for kind, needs in LOGGERS.items()]
+            hint = nearest_names(kind, (*LOGGERS, *added))
+            raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*known, *added))}")
+        needs = LOGGERS.get(kind, "[]")
+        if not where and not needs.startswith("["):
+            raise SpecError(f"{option(name, spec)} must say where: {kind}:{needs}")
+    twice = next((spec for spec in specs if specs.count(spec) > 1), None)
+    if twice is not None:
+        raise SpecError(f"{option(name, twice)} is given twice; leave one of them out")
+    return tuple(specs)
 
 
 class _Options:
@@ -217,6 +247,8 @@ class RunOptions(_Options):
     ``sharded``: how ranks on GPUs sum rows that lie with others: ``"tiles"`` (copied while local rows are summed),
     ``"interleaved"`` (read by the kernel that sums local rows meanwhile, as MGG does), ``"staged"`` (copied in chunks
     beside it) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
+    ``log``: where epochs, settings and results of every member are also written: ``"tensorboard:DIR"``,
+    ``"csv:FILE"``, ... or a list of them (docs/tracking.md).
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     ``hardware``: what prepares batches of sampled training in addition to the host's threads, with ``name``,
     ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
@@ -300,6 +332,16 @@ class RunOptions(_Options):
     checkpoint_every: float = run_option(
         CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
     )
+    log: tuple[str, ...] = run_option(
+        (),
+        tuple,
+        "Also log to: tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT], csv:FILE, parquet:FILE, "
+        "logging[:NAME]; repeat.",
+        "run",
+        "KIND[:WHERE]",
+        "none",
+        parse=parse_log,
+    )
     batches: Any = run_option(
         None,
         type(None),
@@ -339,7 +381,7 @@ class RunOptions(_Options):
         """A :class:`SpecError` for the first option that ``reader`` does not read; ``words`` say why."""
         for name, value in self.given.items():
             if name not in (one.name for one in options_of(reader)):
-                raise SpecError(f"{option(name, value)} {words}")
+                raise SpecError(f"{option(name, value[0] if isinstance(value, tuple) else value)} {words}")
 
     @property
     def for_queue(self) -> dict[str, Any]:
@@ -403,6 +445,11 @@ class RunOptions(_Options):
             raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:
             where = f"task {task.label!r}: "
+            if task.batch == FIT and (self.ranks > 1 or self.batches is not None):
+                other = f"ranks={self.ranks}" if self.ranks > 1 else "batches="
+                raise SpecError(
+                    f"{where}batch='fit' is decided for one device and its sampler, not with {other}: give a number"
+                )
             if self.batches is not None:
                 if not task.sampled or task.fanout is None:
                     raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")

@@ -173,6 +173,9 @@ class _Children:
 
     def join(self) -> None:
         """Wait for the ends of all; an error if one failed."""
+        # Two threads that wait for one process: the second may find no exit code although the process ended well.
+        self._stop.set()
+        self._watcher.join()
         for rank, process in zip(self._ranks, self._processes, strict=True):
             process.join(JOIN_SECONDS * 12)
             if process.exitcode != 0:

@@ -26,6 +26,7 @@ from weft.engine.events import Broadcast, EventSource, Listener, SweepEvents, Ta
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import with_all_splits
 from weft.engine.job import Job
+from weft.engine.loggers.registry import make_logger
 from weft.engine.machine import choose_device
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result
@@ -121,8 +122,9 @@ def run(
 
         leave_if_imported_by_a_rank()
         if not is_first_rank():
-            out, resume, on_event, progress = None, False, None, False
+            out, resume, on_event, progress, options = None, False, None, False, replace(options, log=())
     options = replace(options, budget=limit)
+    loggers = {option("log", spec): make_logger(spec) for spec in options.log}
     with ExitStack() as stack:
         folder = None
         if out is not None:
@@ -141,10 +143,15 @@ def run(
         # A run that is resumed keeps its id and counts on.
         former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
         journal = [] if folder is None else [folder.journal]
-        emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)
-        events = TaskEvents(work.label, emit) if isinstance(work, Task) else None
+        emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last, loggers)
+        stack.callback(emit.close)
+        if folder is not None and former and loggers:
+            emit.resume(folder.former_events())
+        folders = {task.label: str(folder.of_member(task.label)) for task in tasks} if folder is not None else {}
+        events = TaskEvents(work.label, emit, folders) if isinstance(work, Task) else None
         if isinstance(work, Sweep):
-            events = TunedEvents(work, kinds, emit, options.trials or 1) if kinds else SweepEvents(work, emit)
+            tuned = TunedEvents(work, kinds, emit, options.trials or 1) if kinds else None
+            events = tuned or SweepEvents(work, emit, folders)
         if kinds:
             job = TunedJob(work, kinds, target, events, folder, options, control)
         elif options.ranks == 1:

@@ -80,7 +80,8 @@ class RunPlanner:
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with their modes chosen: sampled if that is open and the whole graph does not fit."""
         self._before_modes = {task.label: task for task in tasks}
-        moded, self._estimator = with_modes(tasks, self._estimator, self.room, self._options)
+        with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
+            moded, self._estimator = with_modes(tasks, self._estimator, self.room, self._options)
         return moded
 
     def weights(self, task: Task) -> tuple[str, ...]:

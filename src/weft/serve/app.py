@@ -69,6 +69,7 @@ DOWNLOADS = {  # by the last part of the path: file, how the name ends that a br
     "result": ("result.json", "", "Settings, metrics and history of a task that is done, or diverged"),
     "weights": ("model.safetensors", ".safetensors", "The best weights, as safetensors"),
     "kept": ("kept.safetensors", ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
+    "top": ("top.safetensors", ".top.safetensors", "The weights of the best epochs, by rank, as safetensors"),
     "predictions": ("predictions.safetensors", ".safetensors", "Nodes and logits of an inference task, as safetensors"),
 }
 BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it

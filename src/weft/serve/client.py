@@ -367,7 +367,7 @@ class Client:
         Of a task whose loss became NaN they have the best weights from before, and ``"status": "diverged"``.
         They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
         task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
-        weights, if it does.
+        weights, if it does. ``top.safetensors``: the weights of its best epochs, with ``keep_top``.
         """
         name = path_of(task).rpartition("/")[2]
         try:
@@ -395,7 +395,8 @@ class Client:
     def _fetch_files(self, task: Mapping[str, Any], place: Path) -> None:
         inferred = task["kind"] == "inference"
         other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
-        kept = [("kept.safetensors", "kept")] if "kept" in self.result(task) else []
+        others = ("kept", "top") if not inferred else ()
+        kept = [(f"{kind}.safetensors", kind) for kind in others if kind in self.result(task)]
         try:
             place.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

@@ -137,8 +137,10 @@ def estimate_of(
         "turn_seconds": cost.turn_seconds if kind == "cuda" else 0.0,
         "why": "; ".join((f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted", *reasons)),
     }
-    sampled = {} if tasks[0].mode == task.mode else {"mode": tasks[0].mode}
-    return {**predicted, **_common(tasks[0], options, room, estimator), **sampled, "runnable": runnable, **sharded}
+    decided = {
+        name: getattr(tasks[0], name) for name in ("mode", "batch") if getattr(tasks[0], name) != getattr(task, name)
+    }
+    return {**predicted, **_common(tasks[0], options, room, estimator), **decided, "runnable": runnable, **sharded}
 
 
 def over_ranks(report: PlanReport, task: Task, options: RunOptions, devices: int, busy: float) -> dict[str, Any]:

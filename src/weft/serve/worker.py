@@ -365,7 +365,11 @@ class Worker:
         return count
 
     def _listener(self, group: str) -> Callable[[Event], None]:
-        return lambda event: self._channel.say("event", group=group, event=event.to_dict())
+        def listen(event: Event) -> None:
+            if event.kind not in ("rows", "log"):  # progress is enough for curves, and the journal has every epoch
+                self._channel.say("event", group=group, event=event.to_dict())
+
+        return listen
 
 
 def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:
