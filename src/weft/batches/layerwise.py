@@ -114,12 +114,8 @@ class LayerWise:
                     x = self._store.read(block.input_nodes)
                 else:
                     rows = self._nodes_of(later + 1).position[block.input_nodes.long()].to(self._device)
-                    x = (
-                        FeatureStore(below.flatten(1), self._device)
-                        .read(rows)
-                        .unflatten(1, below.shape[1:])
-                        .movedim(1, 0)
-                    )
+                    x = FeatureStore(below.flatten(1), self._device).read(rows)
+                    x = x.unflatten(1, below.shape[1:]).movedim(1, 0)
                 adjacency = block.to(self._device).blocks[0].adjacency()
                 rows = torch.arange(block.seeds.numel(), device=self._device)
                 y = self._graph.y[:0].to(self._device)
