@@ -136,13 +136,8 @@ class CudaIpc(PeerMemory):
         torch.cuda.synchronize(self._device)
         # One handle per peer, and None for this rank, which must not open its own.
         handles = [None if rank == self._rank else reduce_tensor(here) for rank in range(self._ranks)]
-        wholes = []
-        for rank, offered in enumerate(self._gather(handles)):
-            if rank == self._rank:
-                wholes.append(here)
-            else:
-                rebuild, arguments = offered[self._rank]
-                wholes.append(rebuild(*arguments))
+        offered = [of_peer[self._rank] for of_peer in self._gather(handles)]
+        wholes = [here if handle is None else handle[0](*handle[1]) for handle in offered]
         self._gather(None)  # every rank has everything open
         return wholes
 
@@ -308,19 +303,12 @@ class Barrier:
             now = time.monotonic()
             begin = begin or now
             if now - checked > POLL_SECONDS:
-                waited = now - begin
-                gone = [rank for rank in self.dead() if rank in self.late()]
-                if gone:
-                    raise RankLostError(
-                        f"rank {gone[0]} of {len(self._pids)} has died; the run cannot continue", gone[0]
-                    )
-                if waited > self._timeout:
-                    late = self.late()[0]
-                    raise RankLostError(
-                        f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; "
-                        "the run cannot continue",
-                        late,
-                    )
+                dead, late = self.dead(), self.late()  # in this order: a rank may arrive, and then end
+                gone = [rank for rank in dead if rank in late]
+                if gone or (late and now - begin > self._timeout):
+                    rank = (gone or late)[0]
+                    what = "has died" if gone else f"did not arrive within {self._timeout:g} s"
+                    raise RankLostError(f"rank {rank} of {len(self._pids)} {what}; the run cannot continue", rank)
                 checked = now
             time.sleep(2e-5 if now - begin < 0.01 else 5e-4)
 
