@@ -27,6 +27,7 @@ from torch import Tensor
 from weft.core.errors import InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.run_options import PEERS
 from weft.core.units import show_bytes
+from weft.core.wording import option
 
 SLOTS = 2  # of every rank
 BACKENDS = {"symmetric": "CUDA", "nvshmem": "NVSHMEM"}  # torch's names
@@ -213,20 +214,21 @@ def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
 
     ``distinct``: no two ranks are on one GPU.
     """
+    shown = option("peers", peers)  # as in a shell, or in Python
     if peers not in PEERS:
-        raise SpecError(f"peers={peers!r} must be one of {', '.join(PEERS)}")
+        raise SpecError(f"{shown} must be one of {', '.join(PEERS)}")
     if peers == "auto":
         return
     if device.type != "cuda":
-        raise SpecError(f"peers={peers!r} is memory of GPUs; ranks on a CPU share files in memory: leave it out")
+        raise SpecError(f"{shown} is memory of GPUs; ranks on a CPU share files in memory: leave it out")
     if peers in BACKENDS and not distinct:
         raise SpecError(
-            f"peers={peers!r} needs a GPU per rank, and here ranks share one; use peers='ipc', or leave it out"
+            f"{shown} needs a GPU per rank, and here ranks share one; use {option('peers', 'ipc')}, or leave it out"
         )
     if peers == "nvshmem" and not has_nvshmem():
         raise InputError(
-            f"peers='nvshmem': torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
-            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use peers='symmetric', or leave it out"
+            f"{shown}: torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
+            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use the kind symmetric, or leave it out"
         )
 
 
