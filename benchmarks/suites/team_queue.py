@@ -205,7 +205,7 @@ def arguments() -> Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny graphs and few epochs")
     args = parser.parse_args()
     if args.quick:
-        args.nodes, args.epochs = 1_500, 2
+        args.nodes, args.epochs = 2_000, 2
     return args
 
 
