@@ -259,9 +259,8 @@ class Subgraph(OfTensors):
 # ---- PaddedAdjacency: a sampled block padded to its capacity, built without reading a size back.
 #
 # Everything that a training step derives from it (work lists, transposes, self loops, GCN's factors) has a shape that
-# depends on the capacity alone and is made on the device, so that sampling and training can be captured together as
-# one
-# CUDA graph. Rows beyond the existing ones have no edges; entries beyond ``indptr[-1]`` are never read.
+# depends on the capacity alone and is made on the device: sampling and training can be captured as one CUDA graph. Rows
+# beyond the existing ones have no edges; entries beyond ``indptr[-1]`` are never read.
 #
 # Shapes: N rows, M columns, P entries, all of them capacities.
 

@@ -45,9 +45,8 @@ from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, launch_
 # ---- The hops of a batch behind one interface: compiled on the CPU, Triton on the GPU, or any sampler of one hop.
 #
 # A :class:`HopSampler` returns, for seeds and fan-outs, one :class:`Hop` per fan-out, seeds outwards. With
-# ``expand="all"`` every hop samples for all nodes found before it (the rows of a block); with ``expand="new"`` only
-# for
-# those that the hop before it found (a local subgraph).
+# ``expand="all"`` every hop samples for all nodes found before it (the rows of a block), with ``expand="new"`` for
+# those alone that the hop before it found (a local subgraph).
 #
 # Shapes: S seeds, D rows, M nodes, P edges.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.batches.block import Block, Subgraph, local_adjacency
 from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched
 from weft.batches.sampler import (
+    Fanout,
     Hop,
     SeedOrder,
     TritonHops,
@@ -23,7 +24,6 @@ from weft.batches.sampler import (
 )
 from weft.batches.source import Batch, FullGraph, SourceRequest
 from weft.core.errors import SpecError
-from weft.core.settings import Hop as Fanout
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
 from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph

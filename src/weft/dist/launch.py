@@ -199,10 +199,7 @@ class _Children:
         for rank, process in zip(self._ranks, self._processes, strict=True):
             code = process.exitcode
             if code is not None and code < 0:
-                try:
-                    name = signal.Signals(-code).name
-                except ValueError:
-                    name = str(-code)
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
                 return RankLostError(f"rank {rank} of {len(self._ranks) + 1} was killed ({name})", rank)
         return lost
 
@@ -215,14 +212,11 @@ class _Children:
     def end_all(self) -> None:
         """End every process that is still alive."""
         for process in self._processes:
-            if process.is_alive():
-                process.join(0.5)
-            if process.is_alive():
-                process.terminate()
-                process.join(JOIN_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join(JOIN_SECONDS)
+            process.join(0.5)
+            for end in (process.terminate, process.kill):
+                if process.is_alive():
+                    end()
+                    process.join(JOIN_SECONDS)
 
 
 def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, threads: int) -> None:
