@@ -198,3 +198,14 @@ def test_a_built_in_model_whose_last_batch_has_fewer_seeds_than_ranks():
     task = weft.Task(model="gat", mode="sampled", fanout=[3, 2], **given)
     found, expected = (weft.run(task, ranks=ranks, device="cpu").history["loss"] for ranks in (2, 1))
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_module_over_one_subgraph_has_the_numbers_of_one_rank_on_a_gpu_that_ranks_share():
+    given = {"graph": tiny_graph(), "epochs": 5, "lr": 0.05, "mode": "sampled", "fanout": [3, 2], "batch": 7}
+    task = weft.Task(model=Deep, **given)
+    found, expected = (weft.run(task, ranks=ranks, device="cuda:0").history for ranks in (2, 1))
+    for name in ("loss", "val_loss"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4, nan_ok=True)

@@ -142,9 +142,8 @@ class _Children:
         self._ranks, self._lines, self._processes = [a.rank for a in addresses], [], []
         for address in addresses:
             mine, theirs = context.Pipe(duplex=False)
-            arguments_of_rank = (address, worker, payload, theirs, threads)
-            name = f"weft rank {address.rank}"
-            process = context.Process(target=_run_rank, args=arguments_of_rank, name=name, daemon=True)
+            of_rank, name = (address, worker, payload, theirs, threads), f"weft rank {address.rank}"
+            process = context.Process(target=_run_rank, args=of_rank, name=name, daemon=True)
             process.start()
             theirs.close()
             self._lines.append(mine)

@@ -77,8 +77,7 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     x = graph.x
     if isinstance(x, SparseFeatures):
         matrix, degree = x.matrix, x.matrix.degrees()[order]
-        indptr = torch.zeros(order.numel() + 1, dtype=torch.int64)
-        torch.cumsum(degree, 0, out=indptr[1:])
+        indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)]).long()
         first = matrix.indptr[:-1].long()[order] - indptr[:-1]
         entry = torch.arange(int(indptr[-1])) + torch.repeat_interleave(first, degree)
         weight = None if matrix.weight is None else matrix.weight[entry]

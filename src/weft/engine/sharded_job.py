@@ -116,11 +116,6 @@ def search_launch(
     return search
 
 
-def is_worth_tuning(adj: ShardedAdjacency, edges: int) -> bool:
-    """Whether the kernel runs at all, and takes long enough."""
-    return adj.device.type == "cuda" and adj.forward.exchange.is_needed and edges >= LEAST_EDGES
-
-
 def choose_launch(
     adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, machine: str, way: str | None = None
 ) -> str:
@@ -260,8 +255,8 @@ class ShardedJob(Job):
             if way is not None:
                 ranks.staging.launch = ShardedLaunch(way=way)
             # The other ways have no launch to search; of sampled training only evaluations aggregate over ranks.
-            searched = way not in ("tiles", "fetched") and not tasks[0].sampled
-            if searched and is_worth_tuning(adj, edges):
+            searched = way not in ("tiles", "fetched") and not tasks[0].sampled and adj.device.type == "cuda"
+            if searched and adj.forward.exchange.is_needed and edges >= LEAST_EDGES:
                 self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device), way))
         shard = self._shards[key]
         if tasks[0].sampled:
