@@ -77,12 +77,12 @@ def plan(
         check_file(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
+    RunOptions(order=order or "given")  # refuses an order that there is not
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
     options = RunOptions.of(**with_section(section_of(spec, changes or []), "plan", given))
     work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
-        from weft.dist.node_order import check_order
         from weft.engine.charts import check_picture, write_schedules, write_timeline
         from weft.engine.plan import (
             effect_words,
@@ -98,8 +98,6 @@ def plan(
         check_picture("--plot", plot)
     if simulate is not None:
         check_picture("--simulate", simulate)
-    if order is not None:
-        check_order(order)
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
     report = make_plan(work, machine=machine, options=options)
