@@ -76,6 +76,7 @@ def plan(
         check_file(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
+    RunOptions(order=order or "given")  # refuses an order that there is not
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
     # A mistake in it is said before torch is loaded.
@@ -84,7 +85,6 @@ def plan(
         if value is not None and options.tuner is not None:
             raise SpecError(f"--{name} does not go with a tuner, whose trials are chosen while it runs on one device")
     with gc_paused():
-        from weft.dist.node_order import check_order
         from weft.engine.charts import check_picture, write_schedules, write_timeline
         from weft.engine.plan import (
             effect_words,
@@ -100,8 +100,6 @@ def plan(
         check_picture("--plot", plot)
     if simulate is not None:
         check_picture("--simulate", simulate)
-    if order is not None:
-        check_order(order)
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
     report = make_plan(work, machine=machine, options=options)

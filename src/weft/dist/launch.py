@@ -142,9 +142,8 @@ class _Children:
         self._ranks, self._lines, self._processes = [a.rank for a in addresses], [], []
         for address in addresses:
             mine, theirs = context.Pipe(duplex=False)
-            arguments_of_rank = (address, worker, payload, theirs, threads)
-            name = f"weft rank {address.rank}"
-            process = context.Process(target=_run_rank, args=arguments_of_rank, name=name, daemon=True)
+            of_rank, name = (address, worker, payload, theirs, threads), f"weft rank {address.rank}"
+            process = context.Process(target=_run_rank, args=of_rank, name=name, daemon=True)
             process.start()
             theirs.close()
             self._lines.append(mine)
@@ -202,10 +201,7 @@ class _Children:
         for rank, process in zip(self._ranks, self._processes, strict=True):
             code = process.exitcode
             if code is not None and code < 0:
-                try:
-                    name = signal.Signals(-code).name
-                except ValueError:
-                    name = str(-code)
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
                 return RankLostError(f"rank {rank} of {len(self._ranks) + 1} was killed ({name})", rank)
         return lost
 
@@ -218,14 +214,11 @@ class _Children:
     def end_all(self) -> None:
         """End every process that is still alive."""
         for process in self._processes:
-            if process.is_alive():
-                process.join(0.5)
-            if process.is_alive():
-                process.terminate()
-                process.join(JOIN_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join(JOIN_SECONDS)
+            process.join(0.5)
+            for end in (process.terminate, process.kill):
+                if process.is_alive():
+                    end()
+                    process.join(JOIN_SECONDS)
 
 
 def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, threads: int) -> None:
