@@ -16,6 +16,7 @@ from weft.cli.options import Changes, Json, run_options, takes
 from weft.cli.spec import tuned_spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
+from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 
 DOES_NOT_FIT = 4
