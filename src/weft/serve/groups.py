@@ -594,10 +594,10 @@ class Groups:
             paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
             if paused and not active.leaving:
                 self.preempt(active)
-            if active.fused:
+            cancelled = [name for name in lost if name not in paused]
+            if active.fused and len(lost) < len(active.members):  # a group that is paused as a whole goes on as a whole
                 split(self._state.db, active.group, [name for name in paused if name not in active.split])
                 active.split.update(paused)
-            cancelled = [name for name in lost if name not in paused]
             if cancelled:
                 active.worker.send("cancel", group=active.group.id, names=cancelled)
             if len(cancelled) == len(active.members):
@@ -677,6 +677,8 @@ class Groups:
         """Whether a group can continue as it was now; if it never can, its members are released."""
         devices = {worker.device for name, worker in self._pool.workers.items() if name != PLANNER}
         present, former = {_kind(name) for name in devices}, _kind(preempted.group.device)
+        if not preempted.present and preempted.paused:  # until one of them is resumed
+            return False
         if not preempted.present:
             self.dissolve(preempted.group, preempted.names, "no member of its group is left to run")
         elif any(task.state != "planned" for task in preempted.present):
