@@ -123,6 +123,8 @@ def test_a_rank_that_is_killed_while_it_starts_costs_an_attempt_and_not_the_task
     os.kill(ranks[0], signal.SIGKILL)
     [done] = queue.wait([name], 120)
     assert (done.state, done.attempts) == ("done", 2), done.error
+    errors = [event.data["error"] for event in queue.db.events(task=name, limit=10_000) if "error" in event.data]
+    assert errors == ["rank 1 of 2 was killed before it had started (signal 9)"]
 
 
 def test_cancelling_ends_all_ranks(queue):
