@@ -109,8 +109,6 @@ for _row in options_of("queue"):  # how tasks are trained, as weft.RunOptions ta
         **({} if _rule.parse is not None else _kind),
         "description": _row.metadata["shell"]["help"],
     }
-
-
 PREDICTION = {
     "type": "object",
     "required": ["task", "nodes"],

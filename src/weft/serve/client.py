@@ -44,9 +44,6 @@ DEFAULT_SERVER = "http://127.0.0.1:8787"
 TaskId = str | Mapping[str, Any]
 Named = Union[TaskId, "SubmittedSweep"]  # a task, or a sweep
 
-
-# ---- tasks -------------------------------------------------------------------------------------------------
-
 A_SWEEP = re.compile(r"[\w=.+-]{1,100}-[0-9]{1,18}", re.ASCII)  # which no id of a task is
 
 
@@ -106,9 +103,6 @@ def check_nodes(nodes: str | Sequence[int] | None) -> str | list[int] | None:
             raise InputError(f"nodes: {str(node)[:SHOWN]!r} is no id of a node; {expected}")
         ids.append(index)
     return ids
-
-
-# ---- where ---------------------------------------------------------------------------------------------------
 
 
 def check_server(server: str) -> str:
@@ -526,7 +520,7 @@ def _checked(**options: Any) -> dict[str, Any]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token is for one server: nobody is followed elsewhere with it."""
+    """Refuse redirects, so that the token is not sent to another host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

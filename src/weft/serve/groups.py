@@ -546,16 +546,14 @@ class Groups:
             work |= {"layerwise": (task.plan or {}).get("layerwise"), "resident": RESIDENT_SECONDS if stays else None}
             worker.send("infer", **common, task=worker_settings(task), **work)
         else:
+            options = members[0].spec.get("options", {})
             worker.send(
                 "run",
                 **common,
                 plan=None if plan is None or cancelled or split or devices else plan.to_dict(),
                 devices=[device.partition("@")[0] for device in devices],
                 tasks=[worker_settings(task) for task in members],
-                options={
-                    "checkpoint_every": self._state.options.checkpoint_seconds,
-                    **members[0].spec.get("options", {}),
-                },
+                options={"checkpoint_every": self._state.options.checkpoint_seconds, **options},
                 split=split,
                 cancel=[task.id for task in cancelled],
                 **scores_before(self._state, active),
@@ -654,10 +652,9 @@ class Groups:
             self._state.why |= {task.id: "waits for a free worker" for task in preempted.present}
             return
         group, now = preempted.group, time.time()
-        split(
-            self._state.db, group, [task.id for task in preempted.paused]
-        )  # what the group saves next is without them
-        gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
+        paused = [task.id for task in preempted.paused]
+        split(self._state.db, group, paused)  # what the group saves next is without them
+        gone = [*known_tasks(self._state.db, paused), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain
         members = sorted((*preempted.present, *gone), key=lambda task: group.members.index(task.id))
@@ -690,13 +687,11 @@ class Groups:
             self.take_apart(preempted, "another member was deleted")
         elif preempted.group.bytes > max(map(self._pool.task_bytes, self._pool.room)):
             if devices <= self._pool.room.keys():
-                self.take_apart(
-                    preempted, f"together they need {show_bytes(preempted.group.bytes)}, more than there is for tasks"
-                )
+                needs = show_bytes(preempted.group.bytes)
+                self.take_apart(preempted, f"together they need {needs}, more than there is for tasks")
             else:
-                self._state.why |= {
-                    task.id: "waits for the workers of its device to start" for task in preempted.present
-                }
+                reason = "waits for the workers of its device to start"
+                self._state.why |= {task.id: reason for task in preempted.present}
         else:
             return True
         return False

@@ -489,18 +489,12 @@ def metrics_text(view: Mapping[str, Any], counts: Mapping[str, int], requests: M
         estimated[group["device"]] += group["bytes"]
     budgets = {device["name"]: device["budget"] for device in view.get("devices", ())}
     busy = {worker["name"]: int(bool(worker["group"])) for worker in view.get("workers", ())}
-    totals = view.get("counters", {})
+    totals, aside = view.get("counters", {}), {device: estimated[device] for device in budgets}
     figures: list[tuple[str, str, str, str, Mapping[Any, int]]] = [  # name, type, help, label, values by label
         ("weft_tasks", "gauge", "Tasks in the queue by state.", "state", counts),
         ("weft_device_budget_bytes", "gauge", "Bytes that tasks may take.", "device", budgets),
         ("weft_device_held_bytes", "gauge", "Bytes held by running groups.", "device", {d: held[d] for d in budgets}),
-        (
-            "weft_device_estimated_bytes",
-            "gauge",
-            "Bytes set aside for running groups.",
-            "device",
-            {d: estimated[d] for d in budgets},
-        ),
+        ("weft_device_estimated_bytes", "gauge", "Bytes set aside for running groups.", "device", aside),
         ("weft_worker_busy", "gauge", "1 for a worker that runs a group, or plans a task.", "worker", busy),
         *((f"weft_{name}_total", "counter", text, "", {"": totals.get(name, 0)}) for name, text in COUNTERS.items()),
         ("weft_http_requests_total", "counter", "HTTP answers by status.", "status", dict(sorted(requests.items()))),

@@ -41,8 +41,6 @@ MOST_BRACKETS = 400_000  # of lists and objects: reading two million of them kee
 LARGEST = 2**63 - 1
 # An unclosed string matches to the end of the body: a search that began again at each of its quotes would take hours.
 TEXT_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-
-
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -102,8 +100,6 @@ MOST_SETTINGS_BYTES = 64 << 10  # of a task: a page of a listing has the setting
 MOST_DEPENDENCIES = 10_000  # tasks x after of a submission: each is a row that every decision reads
 LONGEST_TEXT = 200
 LONGEST_USER = 100
-
-
 OPTION_RULES = {
     "priority": Rule(int, low=-1000, high=1000, described="a whole number from -1000 to 1000"),
     "max_attempts": Rule(int, low=1, high=20, described="a whole number from 1 to 20"),
