@@ -201,12 +201,13 @@ class Placement(_Options):
         super().__post_init__()
         if self.sampler != "default" and self.division is not None:
             raise SpecError(
-                f"sampler={self.sampler!r} draws other neighbours than the host, which prepares batches with "
-                f"division={self.division!r}; give one of the two"
+                f"{option('sampler', self.sampler)} draws other neighbours than the host, which prepares batches with "
+                f"{option('division', self.division)}; give one of the two"
             )
         extra = "cache" if self.cache is not None else "cache_policy" if self.cache_policy is not None else ""
         if extra and self.features is not None and "cached" not in (self.features, self.topology):
-            raise SpecError(f"{extra}= needs features='cached', not features={self.features!r}")
+            needs, features = option("features", "cached"), option("features", self.features)
+            raise SpecError(f"{option(extra)} needs {needs}, not {features}")
         if self.overlap and self.division is not None:
             raise SpecError(
                 f"{option('overlap', True)} does not go with {option('division', self.division)}: the GPU prepares all "
@@ -432,14 +433,15 @@ class RunOptions(_Options):
             name = "trials" if self.trials is not None else "width"
             raise SpecError(f"{option(name, given[name])} would have no effect without {option('tuner')}")
         if self.prune is not None and len(tasks) == 1:
-            raise SpecError(f"prune= would have no effect: {tasks[0].label!r} has no other task to be compared with")
+            label = tasks[0].label
+            raise SpecError(f"{option('prune')} would have no effect: {label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:
             raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
         for name in ("batches", "hardware"):
             if self.placement.sampler != "default" and getattr(self, name) is not None:
                 raise SpecError(
-                    f"sampler={self.placement.sampler!r} makes the batches on the GPU, and {name}= elsewhere; give one "
-                    "of the two"
+                    f"{option('sampler', self.placement.sampler)} makes the batches on the GPU, and {name}= "
+                    "elsewhere; give one of the two"
                 )
         if self.hardware is not None and not any(task.sampled for task in tasks):
             raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
@@ -456,6 +458,12 @@ class RunOptions(_Options):
                 for name in ("batch_seed", "feature_norm"):
                     if name in task.given:
                         raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
+
+    def check_device(self, kind: str) -> None:
+        """A :class:`SpecError` for options that a run on devices of ``kind`` would not read."""
+        if self.sharded is not None and kind != "cuda":
+            reason = "is a kernel of GPUs; ranks on a CPU copy remote rows first: leave it out"
+            raise SpecError(f"{option('sharded', self.sharded)} {reason}")
 
     def check_joins(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` if ``weave`` joins none of ``tasks``, all that there are; in a queue others may come."""

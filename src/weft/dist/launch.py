@@ -148,13 +148,16 @@ class _Children:
             theirs.close()
             self._lines.append(mine)
             self._processes.append(process)
-        for mine, process in zip(self._lines, self._processes, strict=True):
+        for rank, mine, process in zip(self._ranks, self._lines, self._processes, strict=True):
             mine.poll(None)  # until it has started, or is gone
             try:
                 mine.recv()
             except EOFError:
+                process.join(JOIN_SECONDS)  # its own exit code, before the others are ended
                 self.end_all()
-                process.join(JOIN_SECONDS)
+                if (process.exitcode or 0) < 0:
+                    reason = f"was killed before it had started (signal {-process.exitcode})"
+                    raise RankLostError(f"rank {rank} of {len(addresses) + 1} {reason}", rank) from None
                 raise SpecError(
                     f"ranks={len(addresses) + 1}: the processes of the other ranks import this script, which starts "
                     "the run again as they do; put what starts it under if __name__ == '__main__':"

@@ -300,8 +300,8 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
     for name, value in options.placement.given.items():
         if not any(task.sampled for task in tasks):
             raise SpecError(
-                f"{name}={value!r} would have no effect: task {tasks[0].label!r} trains on the whole graph, which lies "
-                "on the device; mode='sampled' reads it batch by batch"
+                f"{option(name, value)} would have no effect: task {tasks[0].label!r} trains on the whole graph, which "
+                "lies on the device; mode='sampled' reads it batch by batch"
             )
     sharing: dict[Hashable, list[Task]] = {}
     for task in tasks:

@@ -161,11 +161,7 @@ def run(
 
             stack.enter_context(_lost_ranks_explained(folder))
             spread = torch.device(target.type) if options.device in ("auto", "cuda") else target
-            if options.sharded is not None and spread.type != "cuda":
-                raise SpecError(
-                    f"{option('sharded', options.sharded)} is a kernel of GPUs; ranks on a CPU copy remote rows first: "
-                    "leave it out"
-                )
+            options.check_device(spread.type)
             # The other ranks decide nothing: rank 0 sends them what it decided. Each keeps to the budget on its device.
             as_rank = RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded, budget=limit)
             arguments = (tuple(tasks), as_rank)
@@ -190,7 +186,7 @@ def _check_folder_options(
         f"{extended} and {deleted}: give one of the two": extend and overwrite,
         f"{extended}: a plan is run as it is; give the task or sweep itself": extend and planned,
         f"{extended} trains on one rank, not on ranks={options.ranks}": extend and options.ranks != 1,
-        f"checkpoint_every={options.checkpoint_every:g} would have no effect without {folder}": (
+        f"{option('checkpoint_every', options.checkpoint_every)} would have no effect without {folder}": (
             out is None and "checkpoint_every" in options.given
         ),
         "resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh": (

@@ -105,6 +105,7 @@ def estimate_of(
     kind, machine, graphs = device.partition(":")[0], machine_of(device), Graphs(store=store)
     room = min(size for size in (room, options.budget, machine.memory_bytes) if size is not None)
     estimator, tasks = Estimator(machine, load_calibration(machine), graphs), [task]
+    options.check_device(kind)
     try:
         check_tasks([task])
         loading(begins=True)

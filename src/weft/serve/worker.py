@@ -252,7 +252,7 @@ class Worker:
         except DivergedError as error:
             return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
         except RankLostError as error:
-            return {"error": str(error), "kind": "gone"}
+            return {"error": str(error).partition(";")[0], "kind": "gone"}  # without how to resume it: the server does
         except WeftError as error:
             return {"error": str(error), "kind": "unexpected" if isinstance(error, TrainingError) else "failed"}
         except KeyboardInterrupt:
