@@ -61,6 +61,18 @@ def description(tuner: Any) -> dict[str, Any]:
     return {"name": type(tuner).__name__, **{k: v for k, v in plain.items() if isinstance(v, (int, float, str))}}
 
 
+def stacks_of(kinds: Sequence[Task], limits: GroupLimits, options: RunOptions) -> list[TrialStack]:
+    """The stacks of a tuned run; only one for a tuner that copies trials, whose rows must all fit each other."""
+    copies = bool(getattr(tuner_of(options), "copies", False))
+    stacks = trial_stacks(kinds, limits, together=copies)
+    if copies and len(stacks) > 1:
+        raise SpecError(
+            f"the tuner copies weights from one trial to another, and the space has {len(stacks)} structures or widths "
+            "that cannot be padded; give one structure, or another tuner"
+        )
+    return stacks
+
+
 def rows_of(stacks: Sequence[TrialStack], counts: Sequence[int]) -> list[Task]:
     """A task for every row of ``stacks``, of which each has as many as ``counts`` says."""
     tasks = [stack.widest for stack, count in zip(stacks, counts, strict=True) for _ in range(count)]
@@ -73,7 +85,7 @@ def tuned_group(
     """The rows of a tuned run as tasks, their plan with the reason for their number, and its estimate."""
     machine, stats = estimator.machine, estimator.stats(kinds[0])
     limits = GroupLimits(stats, machine.device, machine, budget=room)
-    stacks, trials = trial_stacks(kinds, limits), options.trials or 1
+    stacks, trials = stacks_of(kinds, limits, options), options.trials or 1
     least = len(stacks)
     width = options.width or min(MAX_MEMBERS, sum(fitting_size(stack.widest, limits).tasks for stack in stacks))
     width = max(min(width, trials), 1)

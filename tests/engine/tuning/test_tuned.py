@@ -124,6 +124,16 @@ def test_built_in_tuners_train_and_repeat_themselves(name):
     assert {"lr", "hidden"} <= set(first.best_settings().settings)
 
 
+def test_widths_of_a_population_share_a_stack():
+    sweep = weft.Sweep(tiny_graph(), lr=weft.loguniform(1e-3, 1e-1), hidden=[4, 8, 256], epochs=10)
+    options = weft.RunOptions(tuner="pbt", trials=8, width=8)
+    result = weft.run(sweep, options=options, device="cpu", progress=False)
+    assert len(result.plan[0].stack_members) == 1
+    children = [one for one in result if "parent" in one.metrics]
+    assert children
+    assert all(one.task.hidden == result[one.metrics["parent"]].task.hidden for one in children)
+
+
 def test_a_copy_continues_where_its_parent_was():
     settings = drawn(2, space={**SPACE, "epochs": [6], "hidden": [8]})
     copied = {**settings[0], "parent": "trial-000"}
@@ -206,6 +216,7 @@ LR = weft.loguniform(1e-3, 1e-1)
         ({"samples": 3}, {"tuner": "asha", "trials": 3}, "a tuner takes trials= instead"),
         ({"model": torch.nn.Linear}, {"tuner": "asha", "trials": 3}, "a model of your own does not go with a tuner"),
         ({"layers": [1, 2, 3]}, {"tuner": "asha", "trials": 9, "width": 2}, "the space has 3 structures"),
+        ({"layers": [1, 2]}, {"tuner": "pbt", "trials": 9}, "the tuner copies weights from one trial to another"),
         ({"seed": [0, 1]}, {"tuner": Listed([{"hidden": 99}]), "trials": 3}, "not in the space of the sweep"),
         ({}, {"tuner": Listed([{"lr": 0.1}] * 9), "trials": 3, "width": 3}, None),
     ],

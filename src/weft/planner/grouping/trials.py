@@ -74,15 +74,20 @@ def one_of_each(tasks: Sequence[Task]) -> list[Task]:
     return list(first.values())
 
 
-def trial_stacks(tasks: Sequence[Task], limits: GroupLimits) -> list[TrialStack]:
-    """The stacks for kinds of trials (:func:`check_tunable`): widths share one where padding is exact and pays."""
+def trial_stacks(tasks: Sequence[Task], limits: GroupLimits, together: bool = False) -> list[TrialStack]:
+    """The stacks for kinds of trials (:func:`check_tunable`): widths share one where padding is exact and pays.
+
+    ``together``: where it is exact.
+    """
     kinds: dict[Hashable, dict[int, Task]] = {}
     for task in tasks:
         kinds.setdefault(_structure(task), {}).setdefault(width(task), task)
     stacks = []
     for key, by_width in kinds.items():
         alike = list(by_width.values())
-        for positions, why in padded(alike, list(range(len(alike))), limits):
+        every = list(range(len(alike)))
+        all_in_one = together and padding_obstacle(alike[0]) is None
+        for positions, why in [(every, [])] if all_in_one else padded(alike, every, limits):
             widest = max((alike[position] for position in positions), key=width)
             stacks.append(TrialStack(key, widest, tuple(why)))
     return sorted(stacks, key=lambda stack: width(stack.widest))
