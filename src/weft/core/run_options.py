@@ -278,7 +278,11 @@ class RunOptions(_Options):
         "tune plan",
         shown="none",
         choices=TUNERS,
-        accepts=lambda value: all(callable(getattr(value, name, None)) for name in TUNES),
+        accepts=lambda value: (
+            value in plugin_names("tuners")
+            if isinstance(value, str) and value not in TUNERS
+            else all(callable(getattr(value, name, None)) for name in TUNES)
+        ),
         described="an object with the methods of weft.Tuner: ask, report, stop and tell",
     )
     trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)

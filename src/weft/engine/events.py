@@ -170,7 +170,7 @@ class SweepEvents(EventSource):
         self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = self._names(group)
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
-        about |= {"settings": [self._settings(task, shared=False) for task in group.tasks]} if names else {}
+        about |= {"settings": [self._settings(task, shared=False) for task in group.tasks if task.label in names]}
         about |= {} if names else {"rows": len(group.tasks)}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.core.compatibility import MEMBER_NUMBERS
 from weft.core.errors import SpecError
+from weft.core.plugins import blame_plugin, load_plugin, plugin_names
 from weft.core.run_options import TUNERS
 from weft.core.search_space import Space
 from weft.core.settings import identity
@@ -62,15 +63,23 @@ class Tuner:
 
     @classmethod
     def of(cls, name: str, **settings: Any) -> Tuner:
-        """The built-in tuner called ``name``: ``Tuner.of("asha", eta=4)``; an unknown name or setting is refused."""
-        if name not in BUILT_IN:
-            hint = did_you_mean(str(name), TUNERS) or f"it must be one of {', '.join(TUNERS)}"
+        """The tuner called ``name``, built in or a plug-in: ``Tuner.of("asha", eta=4)``.
+
+        An unknown name or setting is refused.
+        """
+        make: Callable[..., Tuner] | None = BUILT_IN.get(name) or load_plugin("tuners", name)
+        if make is None:
+            names = (*TUNERS, *plugin_names("tuners"))
+            hint = did_you_mean(str(name), names) or f"it must be one of {', '.join(names)}"
             raise SpecError(f"tuner={name!r} is not known; {hint}")
-        allowed = list(signature(BUILT_IN[name]).parameters)
+        allowed = list(signature(make).parameters)
         for key in settings:
             if key not in allowed:
                 raise SpecError(f"tuner {name!r} has no setting {key!r}; it has {', '.join(allowed)}")
-        return BUILT_IN[name](**settings)
+        if name in BUILT_IN:
+            return make(**settings)
+        with blame_plugin("tuners", name):
+            return make(**settings)
 
     def begin(self, search: Search) -> None:
         """Learn what to choose in."""

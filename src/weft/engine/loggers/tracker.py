@@ -90,6 +90,9 @@ class Tracker:
             self._settings |= {} if "tasks" in data else {event.task: data["settings"]}
         elif kind == "group":
             self._settings |= dict(zip(data["members"], data["settings"], strict=True))
+        elif kind == "trial":
+            flat = {**data["settings"], **{f"model_args.{k}": v for k, v in data["settings"]["model_args"].items()}}
+            self._settings[event.task] = {name: flat[name] for name in self.start.data["varying"] if name in flat}
         elif kind == "rows":
             self._rows(data["members"], event)
         elif kind == "log":
