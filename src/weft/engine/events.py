@@ -188,12 +188,12 @@ class Broadcast:
 
     def __init__(self, own: Sequence[Listener], on_event: Listener | None, run: str, last_seq: int = 0) -> None:
         self._own, self._on_event = tuple(own), on_event
-        self._run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
+        self.run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
         self._reported = False
 
     def __call__(self, event: Event) -> None:
         self._seq += 1
-        event = replace(event, run=self._run, seq=self._seq, worker=self._worker)
+        event = replace(event, run=self.run, seq=self._seq, worker=self._worker)
         for listener in self._own:
             listener(event)
         try:
