@@ -139,6 +139,10 @@ class TunedSession(Session):
     ended: Callable[[int, Member], None]
     _over = False
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._running = []  # a row without a trial has not ended
+
     @property
     def finished(self) -> bool:
         """Whether the driver has decided to leave: rows without a trial may get one."""
@@ -271,7 +275,6 @@ class TunedJob(Job):
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
         session = TunedSession(group, self._driver, self._events, save, self._control, threads)
         session.began, session.ended = self._note_trial, partial(self._keep_trial, group)
-        session._running = []
         return session
 
     def _resume(self, session: TunedSession, checkpoint: Checkpoint) -> None:
@@ -284,7 +287,8 @@ class TunedJob(Job):
         for name in driver.trials.keys() - running - {*driver.waiting}:
             result = read_result(folder.path / "tasks" / name)
             assert isinstance(result, Result)
-            self._tasks[name], self._loaded[name] = driver.trials[name].task, replace_task(result, driver.trials[name])
+            result.task = self._tasks[name] = driver.trials[name].task  # whose graph may be an object
+            self._loaded[name] = result
 
     def _note_trial(self, row: int, member: Member) -> None:
         """A trial begins, or continues."""
@@ -335,9 +339,3 @@ class TunedJob(Job):
 def _in_order(names: Mapping[str, Any]) -> list[str]:
     """The names of trials by their numbers."""
     return sorted(names, key=lambda name: (len(name), name))
-
-
-def replace_task(result: Result, trial: Trial) -> Result:
-    """A result that was read, with the task itself: its graph may be an object."""
-    result.task = trial.task
-    return result

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.decision import Decision, Progress, Requests, Start, Stop
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import DoesNotFitError, SpecError, WeftError
 from weft.core.member import Member
 from weft.core.settings import lower_is_better
 from weft.core.sweep import Sweep
@@ -189,42 +189,43 @@ class TunedDriver:
             if all(built):  # those that failed left their rows free
                 return start
 
-    def _new(self, settings: Mapping[str, Any]) -> bool:
-        """Make a trial of what the tuner chose; whether that was possible."""
+    def _new(self, settings: Mapping[str, Any], again: bool = False) -> bool:
+        """Make a trial of what the tuner chose; whether that was possible. ``again``: as in the run that is resumed."""
         name, chosen = trial_name(len(self.trials) + len(self.failed)), dict(settings)
         parent = chosen.pop(PARENT, None)
         self._counted += parent is None
         if self._counted > self.search.trials:
             raise SpecError(f"tuner: ask() returned more than the {self.search.trials} trials that there are to be")
-        task = self._task(chosen, name)
-        if isinstance(task, str):
-            self.failed[name] = task
-            self._note("tell", name, {"status": "failed", "epochs": 0, SCORE: None, "metrics": {}})
+        try:
+            task, need = self.sweep.trial(chosen, name), self.search.need(chosen)
+            if need > self.search.budget:
+                self.unfit[name], room = task, show_bytes(self.search.budget)
+                raise DoesNotFitError(
+                    f"task {name!r}: not trained: it needs {show_bytes(need)} ({need:,} bytes) of {room}"
+                )
+            trial = Trial(task, stack_for(task, self.stacks), parent)
+        except WeftError as error:
+            self.failed[name] = str(error)
+            if not again:
+                self._note("tell", name, {"status": "failed", "epochs": 0, SCORE: None, "metrics": {}})
             return False
-        trial = Trial(task, stack_for(task, self.stacks), parent)
-        if parent is not None:
-            member = next((member for member in self.members if member.name == parent and self._runs(member)), None)
-            if member is None:
-                raise SpecError(f"tuner: {name} is to continue {parent!r}, which is not running")
-            before = self.trials[parent]
-            if before.stack != trial.stack or before.task.hidden != task.hidden:
-                raise SpecError(f"tuner: {name} cannot continue {parent!r}, whose model has another structure or width")
-            trial.begun = member.epoch
+        if parent is not None and not again:
+            trial.begun = self._parent_of(trial, name).epoch
         self.trials[name] = trial
         self.waiting.append(name)
         return True
 
-    def _task(self, settings: Mapping[str, Any], name: str) -> Task | str:
-        """The task of a trial, or why there is none."""
-        try:
-            task, need = self.sweep.trial(settings, name), self.search.need(settings)
-            if need > self.search.budget:
-                self.unfit[name], room = task, show_bytes(self.search.budget)
-                return f"task {name!r}: not trained: it needs {show_bytes(need)} ({need:,} bytes) of {room}"
-            stack_for(task, self.stacks)
-        except WeftError as error:
-            return str(error)
-        return task
+    def _parent_of(self, trial: Trial, name: str) -> Member:
+        """The member that ``trial`` continues; a :class:`SpecError` if it cannot."""
+        member = next((m for m in self.members if m.name == trial.parent and self._runs(m)), None)
+        if member is None:
+            raise SpecError(f"tuner: {name} is to continue {trial.parent!r}, which is not running")
+        before = self.trials[member.name]
+        if before.stack != trial.stack or before.task.hidden != trial.task.hidden:
+            raise SpecError(
+                f"tuner: {name} cannot continue {trial.parent!r}, whose model has another structure or width"
+            )
+        return member
 
     def _place(self, free: dict[int, list[int]], start: dict[int, Start]) -> None:
         """Give waiting trials the free rows of their stacks, in the order in which they were asked for."""
@@ -265,7 +266,7 @@ class TunedDriver:
                 asked = self._ask(arguments[0])
                 same = self.journal[-1] == line
                 for settings in asked if same else ():
-                    self._new_again(settings)
+                    self._new(settings, again=True)
             elif method == "stop":
                 self._stopped()
                 same = self.journal[-1] == line
@@ -283,14 +284,3 @@ class TunedDriver:
             self.trials[name].begun = epoch
         self._running = {name for name in rows if name in self.trials and name not in ended}
         self.waiting = [name for name in self.trials if name not in ended and name not in rows]
-
-    def _new_again(self, settings: Mapping[str, Any]) -> None:
-        """As :meth:`_new`, of a trial whose rows and parents are known to be right."""
-        name, chosen = trial_name(len(self.trials) + len(self.failed)), dict(settings)
-        parent = chosen.pop(PARENT, None)
-        self._counted += parent is None
-        task = self._task(chosen, name)
-        if isinstance(task, str):
-            self.failed[name] = task
-        else:
-            self.trials[name] = Trial(task, stack_for(task, self.stacks), parent)
