@@ -29,6 +29,5 @@ study = optuna.create_study(
     pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=8, reduction_factor=3),
 )
 result = weft.run(space, options=weft.RunOptions(tuner=study, trials=args.trials, width=args.width))
-best = result.best()
-print(f"{study.best_value:.3f} on validation nodes, {best.metrics['test_accuracy']:.3f} on test nodes, {best.name}:")
-print(study.best_params)
+best = result[study.best_trial.user_attrs["weft_trial"]].metrics
+print(f"{study.best_value:.3f} on validation nodes, {best['test_accuracy']:.3f} on test nodes: {study.best_params}")

@@ -31,7 +31,7 @@ from weft.engine.learning import keep, label_of
 from weft.engine.machine import choose_device, load_calibration, machine_with
 from weft.engine.memory import room
 from weft.engine.plan import report_on
-from weft.engine.tuned_plan import TrialBounds, tuned_group
+from weft.engine.tuned_plan import TrialBounds, stacks_of, tuned_group
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key
 from weft.planner.cost.calibration import Observation
@@ -39,7 +39,7 @@ from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.limits import GroupLimits
-from weft.planner.grouping.trials import TrialStack, trial_stacks
+from weft.planner.grouping.trials import TrialStack
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
@@ -132,7 +132,7 @@ class RunPlanner:
 
     def stacks(self, bounds: TrialBounds) -> list[TrialStack]:
         """The stacks of a tuned run."""
-        return trial_stacks(bounds.fitting, bounds.limits)
+        return stacks_of(bounds, self._options)
 
     def _faults(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Why tasks with a user's module cannot be predicted, by their labels; they may train all the same."""

@@ -102,10 +102,16 @@ class TrialBounds:
         return self._bytes(self._kinds[stack_for(task, self._kinds)])
 
 
+def stacks_of(bounds: TrialBounds, options: RunOptions) -> list[TrialStack]:
+    """The stacks of a tuned run: at most as many as there are rows, if that is possible."""
+    rows = min(options.width or MAX_MEMBERS, options.trials or 1)
+    return trial_stacks(bounds.fitting, bounds.limits, rows)
+
+
 def tuned_group(bounds: TrialBounds, options: RunOptions) -> tuple[list[Task], Plan, Estimate]:
     """The rows of a tuned run as tasks, their plan with the reason for their number, and its estimate."""
     estimator, limits, room = bounds.estimator, bounds.limits, bounds.room
-    stacks, trials = trial_stacks(bounds.fitting, limits), options.trials or 1
+    stacks, trials = stacks_of(bounds, options), options.trials or 1
     least = len(stacks)
     width = options.width or min(MAX_MEMBERS, sum(fitting_size(stack.widest, limits).tasks for stack in stacks))
     width = max(min(width, trials), 1)

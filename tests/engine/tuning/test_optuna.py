@@ -27,10 +27,10 @@ SPACE = {
 }
 
 
-def new_study(direction="maximize", pruner=None, **about):
+def new_study(direction="maximize", pruner=None, **storage):
     sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=4, constant_liar=True)
     pruner = pruner or optuna.pruners.NopPruner()
-    return optuna.create_study(direction=direction, sampler=sampler, pruner=pruner, **about)
+    return optuna.create_study(direction=direction, sampler=sampler, pruner=pruner, **storage)
 
 
 def search(study, graph="demo", trials=12, width=4, space=SPACE, epochs=9, **run):
@@ -66,15 +66,21 @@ def test_a_study_knows_the_settings_and_scores_of_all_trials():
 
 
 def test_losses_are_minimised():
-    study = new_study("minimize")
-    space = {"lr": weft.loguniform(1e-3, 1e-1), "metric": "loss"}
-    with pytest.raises(weft.SpecError, match="direction='minimize'"):
-        search(new_study("maximize"), space=space)
-    result = search(study, space=space, trials=4)
-    assert {name: trial.value for name, trial in by_name(study).items()} == {
-        each.name: each.metrics["val_loss"] for each in result
-    }
-    assert study.best_value == result.best().metrics["val_loss"]
+    study, graph = new_study("minimize"), numbers_to_predict()
+    space = {"lr": weft.loguniform(1e-3, 1e-1), "metric": "mse"}
+    with pytest.raises(weft.SpecError, match="create it with direction='minimize'"):
+        search(new_study("maximize"), graph, space=space)
+    result = search(study, graph, space=space, trials=4)
+    values = {each.name: each.metrics["val_mse"] for each in result}
+    assert {name: trial.value for name, trial in by_name(study).items()} == values
+    assert study.best_value == result.best().metrics["val_mse"] == min(values.values())
+
+
+def numbers_to_predict():
+    graph = tiny_graph()
+    y = graph.x[:, 0] * 2 + 0.5
+    parts = {name: getattr(graph, name) for name in ("train", "val", "test")}
+    return weft.Graph.from_edges(*graph.edge_index(), x=graph.x, y=y, **parts, name="numbers")
 
 
 def test_the_pruner_ends_trials():
@@ -142,8 +148,8 @@ def test_other_tuners_draw_what_fits():
     assert [each.task.hidden for each in result] == [8] * 6
 
 
-def stored(path, **about):
-    return new_study(storage=f"sqlite:///{path / 'study.db'}", study_name="search", load_if_exists=True, **about)
+def stored(path, **storage):
+    return new_study(storage=f"sqlite:///{path / 'study.db'}", study_name="search", load_if_exists=True, **storage)
 
 
 def resumed(path, study, **run):
