@@ -23,15 +23,15 @@ def test_both_sides_train_a_study(tmp_path, monkeypatch, capsys):
     np.savez(tmp_path / "tiny.npz", edge_index=graph.edge_index().numpy(), **arrays)
     out = tmp_path / "out.json"
     command = ["optuna_search", "--device", "cpu", "--data", str(tmp_path), "--graphs", "tiny", "--studies", "1"]
-    command += ["--trials", "4", "--width", "6", "--workers", "2", "--epochs", "10", "--out", str(out)]
+    command += ["--trials", "8", "--width", "6", "--workers", "2", "--epochs", "10", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", command)
     optuna_search.main()
     weft_cell, pyg_cell = cells = json.loads(out.read_text())["cells"]
     assert (weft_cell["side"], pyg_cell["side"]) == ("weft", "pyg")
     for cell in cells:
         assert cell["status"] == "ok", cell
-        assert (cell["trials"], cell["failed"]) == (4, 0)
-        assert 0 < cell["epochs"] <= 40
+        assert (cell["trials"], cell["failed"]) == (8, 0)
+        assert 0 < cell["epochs"] <= 80
         assert 0 <= cell["test"] <= 1
         assert 0 < cell["val"] <= 1
     assert "| tiny | 0 | pyg |" in capsys.readouterr().out
