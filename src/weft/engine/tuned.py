@@ -312,6 +312,10 @@ class TunedJob(Job):
         """How much every setting mattered, if the tuner says that."""
         return self._tuner.importance() if hasattr(self._tuner, "importance") else {}
 
+    def _report(self, force: bool = False) -> None:
+        if self._tasks:  # a tuner may ask for no trial
+            super()._report(force)
+
     def _standings(self) -> list[Result]:
         ((_, plan),) = self.groups
         return [self._loaded.get(name) or self._standing(name, plan) for name in _in_order(self._tasks)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -21,7 +22,7 @@ from weft.engine.optuna_tuner import OptunaTuner
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, fitting_size
 from weft.planner.grouping.trials import TrialStack, check_tunable, each_kind, stack_for, trial_stacks
-from weft.planner.tuning import Search, Tuner
+from weft.planner.tuning import BUILT_IN, Search, Tuner
 
 APART = {  # options that a tuned run does not take, and why
     "prune": "the tuner ends trials",
@@ -49,11 +50,13 @@ def check_tuner(options: RunOptions, work: Any) -> list[Task]:
 
 
 def tuner_of(options: RunOptions) -> Any:
-    """The tuner: one of the built-in ones by its name, the user's object, or what asks the user's study."""
+    """The tuner: one of the built-in ones, as it is before its first call, the user's object, or one for a study."""
     tuner = options.tuner
     if isinstance(tuner, str):
         return Tuner.of(tuner)
-    return tuner if hasattr(tuner, "report") else OptunaTuner(tuner)
+    if not hasattr(tuner, "report"):
+        return OptunaTuner(tuner)
+    return deepcopy(tuner) if type(tuner) in BUILT_IN.values() else tuner
 
 
 def description(tuner: Any) -> dict[str, Any]:
@@ -103,9 +106,21 @@ class TrialBounds:
 
 
 def stacks_of(bounds: TrialBounds, options: RunOptions) -> list[TrialStack]:
-    """The stacks of a tuned run: at most as many as there are rows, if that is possible."""
+    """The stacks of a tuned run, as many as there are rows at most, if padding makes them so few.
+
+    Only one for a tuner that copies trials, whose rows must all fit each other.
+    """
     rows = min(options.width or MAX_MEMBERS, options.trials or 1)
-    return trial_stacks(bounds.fitting, bounds.limits, rows)
+    copies = bool(getattr(tuner_of(options), "copies", False))
+    stacks = trial_stacks(bounds.fitting, bounds.limits, together=copies)
+    if not copies and len(stacks) > rows:
+        stacks = trial_stacks(bounds.fitting, bounds.limits, together=True)
+    if copies and len(stacks) > 1:
+        raise SpecError(
+            f"the tuner copies weights from one trial to another, and the space has {len(stacks)} structures or widths "
+            "that cannot be padded; give one structure, or another tuner"
+        )
+    return stacks
 
 
 def tuned_group(bounds: TrialBounds, options: RunOptions) -> tuple[list[Task], Plan, Estimate]:

@@ -82,6 +82,8 @@ class Tuner:
     def begin(self, search: Search) -> None:
         """Learn what to choose in."""
         self.search = search
+        if type(self) is Tuner:  # nothing is decided on the way, but a row should be free when its trial ends
+            self.every = next((step for step in range(10, 4, -1) if search.epochs % step == 0), self.every)
 
     def ask(self, n: int) -> list[dict[str, Any]]:
         """The settings of up to ``n`` new trials. None while none runs ends the search.

@@ -83,7 +83,8 @@ def test_overriding_the_model(spec, change):
         ('graph = "cora"\n[[task]]\nhiden = 3', "[[task]]: unknown setting 'hiden'; did you mean"),
         ('graph = "cora"\n[train]\nlr = { normal = [0, 1] }', "expected one of uniform, loguniform, choice"),
         ('graph = "cora"\n[train]\nlr = { uniform = [1] }', "expected the two ends of the range"),
-        ('graph = "cora"\n[train]\nlr = { uniform = [0.1, 1] }', "say how often with samples="),
+        ('graph = "cora"\n[train]\nlr = { uniform = [-0.1, 1] }', "sweep 'my-task': lr=-0.1 must be above 0"),
+        ('graph = "cora"\n[tune]\ntuner = "asha"', "has a section [tune], which `weft tune` and `weft plan` read"),
         ('graph = "cora"\n[train]\nlr = -1', "task 'my-task': lr=-1.0 must be above 0"),
     ],
 )

@@ -117,13 +117,21 @@ def test_a_tuner_is_told_every_evaluated_epoch_with_its_score():
 def test_built_in_tuners_train_and_repeat_themselves(name):
     sweep = weft.Sweep(tiny_graph(), lr=weft.loguniform(1e-3, 1e-1), hidden=[4, 8], epochs=9)
     options = weft.RunOptions(tuner=weft.Tuner.of(name, seed=1), trials=12, width=4)
-    first = weft.run(sweep, options=options, device="cpu", progress=False)
-    again = weft.RunOptions(tuner=weft.Tuner.of(name, seed=1), trials=12, width=4)
-    second = weft.run(sweep, options=again, device="cpu", progress=False)
+    first, second = (weft.run(sweep, options=options, device="cpu", progress=False) for _ in range(2))
     assert all(same(*pair) for pair in zip(first, second, strict=True))
     assert len(first) == 12 if name != "pbt" else len(first) > 12
     assert first.best().metrics["val_accuracy"] == max(each.metrics["val_accuracy"] for each in first)
     assert {"lr", "hidden"} <= set(first.best_settings().settings)
+
+
+def test_widths_of_a_population_share_a_stack():
+    sweep = weft.Sweep(tiny_graph(), lr=weft.loguniform(1e-3, 1e-1), hidden=[4, 8, 256], epochs=10)
+    options = weft.RunOptions(tuner="pbt", trials=8, width=8)
+    result = weft.run(sweep, options=options, device="cpu", progress=False)
+    assert len(result.plan[0].stack_members) == 1
+    children = [one for one in result if "parent" in one.metrics]
+    assert children
+    assert all(one.task.hidden == result[one.metrics["parent"]].task.hidden for one in children)
 
 
 def test_a_copy_continues_where_its_parent_was():
@@ -208,6 +216,7 @@ LR = weft.loguniform(1e-3, 1e-1)
         ({"samples": 3}, {"tuner": "asha", "trials": 3}, "a tuner takes trials= instead"),
         ({"model": torch.nn.Linear}, {"tuner": "asha", "trials": 3}, "a model of your own does not go with a tuner"),
         ({"layers": [1, 2, 3]}, {"tuner": "asha", "trials": 9, "width": 2}, "the space has 3 structures"),
+        ({"layers": [1, 2]}, {"tuner": "pbt", "trials": 9}, "the tuner copies weights from one trial to another"),
         ({"seed": [0, 1]}, {"tuner": Listed([{"hidden": 99}]), "trials": 3}, "not in the space of the sweep"),
         ({}, {"tuner": Listed([{"lr": 0.1}] * 9), "trials": 3, "width": 3}, None),
     ],
@@ -252,6 +261,15 @@ def test_wrong_answers_of_a_tuner(answers, message):
     options = weft.RunOptions(tuner=Wrong(answers), trials=2, width=2)
     with pytest.raises(weft.SpecError, match=message):
         weft.run(sweep, options=options, device="cpu", progress=False)
+
+
+def test_members_can_be_cancelled_by_name_and_leave_their_rows():
+    control = weft.Control()
+    listen = lambda event: event.kind == "trial" and event.task == "trial-001" and control.cancel("trial-001")  # noqa: E731
+    settings = drawn(4, space={**SPACE, "epochs": [7], "hidden": [8]})
+    result = tuned(tiny_graph(), settings, 2, run={"control": control, "on_event": listen})
+    assert {one.name: one.status for one in result if one.status != "finished"} == {"trial-001": "cancelled"}
+    check_alone(result["trial-002"])
 
 
 def test_no_tuner_no_trials():

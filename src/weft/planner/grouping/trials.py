@@ -74,28 +74,23 @@ def one_of_each(tasks: Sequence[Task]) -> list[Task]:
     return list(first.values())
 
 
-def trial_stacks(tasks: Sequence[Task], limits: GroupLimits, rows: int) -> list[TrialStack]:
+def trial_stacks(tasks: Sequence[Task], limits: GroupLimits, together: bool = False) -> list[TrialStack]:
     """The stacks for kinds of trials (:func:`check_tunable`): widths share one where padding is exact and pays.
 
-    With fewer ``rows`` than stacks they share one wherever padding is exact.
+    ``together``: where it is exact.
     """
     kinds: dict[Hashable, dict[int, Task]] = {}
     for task in tasks:
         kinds.setdefault(_structure(task), {}).setdefault(width(task), task)
-    stacks, fewest = [], []
+    stacks = []
     for key, by_width in kinds.items():
         alike = list(by_width.values())
-        parts = []
-        for positions, why in padded(alike, list(range(len(alike))), limits):
+        every = list(range(len(alike)))
+        all_in_one = together and padding_obstacle(alike[0]) is None
+        for positions, why in [(every, [])] if all_in_one else padded(alike, every, limits):
             widest = max((alike[position] for position in positions), key=width)
-            parts.append(TrialStack(key, widest, tuple(why)))
-        stacks += parts
-        if len(parts) > 1 and padding_obstacle(alike[0]) is None:
-            widest = max(alike, key=width)
-            why = f"widths padded to {width(widest)}: with {rows} rows not every width has a stack of its own"
-            parts = [TrialStack(key, widest, (why,))]
-        fewest += parts
-    return sorted(stacks if len(stacks) <= rows else fewest, key=lambda stack: width(stack.widest))
+            stacks.append(TrialStack(key, widest, tuple(why)))
+    return sorted(stacks, key=lambda stack: width(stack.widest))
 
 
 def each_kind(tasks: Sequence[Task]) -> list[TrialStack]:
