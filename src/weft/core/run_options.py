@@ -37,6 +37,7 @@ LOGGERS = {  # where each writes; in brackets: may be left out
 }
 TUNERS = ("random", "asha", "hyperband", "halving", "pbt")
 TUNES = ("ask", "report", "stop", "tell")  # what a tuner of the user's own has
+STUDIES = ("ask", "tell", "sampler", "pruner", "directions")  # what a study of Optuna has
 WEAVES = ("off", "concurrent", "merged", "merged+push")
 
 
@@ -233,9 +234,9 @@ class RunOptions(_Options):
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
     ``placement``: where the data of sampled training lies. ``prune``: end members of a sweep that are not worth
     training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``tuner``: train the trials of a search
-    over the settings of a sweep, chosen by ``"random"``, ``"asha"``, ``"hyperband"``, ``"halving"``, ``"pbt"`` or a
-    :class:`weft.Tuner`: ``trials`` in all, ``width`` at once (None: what fills the device). ``checkpoint_every``:
-    seconds of training between checkpoints.
+    over the settings of a sweep, chosen by ``"random"``, ``"asha"``, ``"hyperband"``, ``"halving"``, ``"pbt"``, a
+    :class:`weft.Tuner` or a study of Optuna: ``trials`` in all, ``width`` at once (None: what fills the device).
+    ``checkpoint_every``: seconds of training between checkpoints.
     ``weave``: how stacks of different structure share a GPU: ``"off"`` (one group after another), ``"concurrent"`` (on
     streams of their own), ``"merged"`` (one step with shared kernels, which takes up to half a minute to compile) or
     ``"merged+push"`` (the same with TurboMGNN's pull-and-push; equal to rounding); None: concurrently if they do not
@@ -281,9 +282,9 @@ class RunOptions(_Options):
         accepts=lambda value: (
             value in plugin_names("tuners")
             if isinstance(value, str) and value not in TUNERS
-            else all(callable(getattr(value, name, None)) for name in TUNES)
+            else any(all(hasattr(value, name) for name in names) for names in (TUNES, STUDIES))
         ),
-        described="an object with the methods of weft.Tuner: ask, report, stop and tell",
+        described="an object with the methods of weft.Tuner (ask, report, stop and tell), or a study of Optuna",
     )
     trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)
     width: int | None = run_option(

@@ -242,12 +242,12 @@ class Broadcast:
         loggers: Mapping[str, Listener] = MappingProxyType({}),
     ) -> None:
         self._own, self._on_event, self._loggers = tuple(own), on_event, loggers
-        self._run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
+        self.run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
         self._reported: set[str] = set()
 
     def __call__(self, event: Event) -> None:
         self._seq += 1
-        event = replace(event, run=self._run, seq=self._seq, worker=self._worker)
+        event = replace(event, run=self.run, seq=self._seq, worker=self._worker)
         for listener in self._own:
             listener(event)
         for name, logger in self._loggers.items():

@@ -239,4 +239,5 @@ def _sweep(folder: Path, data: Mapping[str, Any], objects: Mapping[str, Any]) ->
     graphs = data["graphs"] if isinstance(data.get("graphs"), dict) else {}
     sizes = [{key: value for key, value in size.items() if key not in OF_MEMBERS} for size in graphs.values()]
     by_name = dict(zip(sweep.graphs, sizes, strict=False))
-    return SweepResult(sweep, list(members), plans, data["environment"], data["seconds"], by_name)
+    importance = data.get("importance", {})
+    return SweepResult(sweep, list(members), plans, data["environment"], data["seconds"], by_name, importance)

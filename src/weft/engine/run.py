@@ -233,7 +233,8 @@ def _train(
             return members[0]
         sweep = work if not isinstance(job, TunedJob) else Sweep.of_trials([one.task for one in members], work.name)
         seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, sweep)
-        return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs)
+        importance = job.importance if isinstance(job, TunedJob) else {}
+        return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs, importance)
 
     if folder is not None:
         job.write_report = lambda members: folder.save_report(as_a_whole(members))

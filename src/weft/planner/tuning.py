@@ -33,7 +33,9 @@ RUNG_SHARE = 27  # of the epochs: the first rung, if no grace period is given
 class Search:
     """What a tuner chooses in: the ``space``, how many ``trials``, their ``epochs`` at most, ``width`` at once.
 
-    ``possible``: whether there is a trial with some settings; not every model takes all of them together.
+    ``possible``: whether there is a trial with some settings that fits; not every model takes all of them together.
+    ``metric``: the column that the score is of. ``need``: the predicted bytes of a trial with some settings by itself,
+    of ``budget``. ``run``: names a run that can be resumed, whose trials a tuner with a storage finds there again.
     """
 
     space: Space
@@ -41,6 +43,10 @@ class Search:
     epochs: int
     width: int
     possible: Callable[[Mapping[str, Any]], bool] = bool
+    metric: str = "val_accuracy"
+    need: Callable[[Mapping[str, Any]], int] = lambda settings: 0
+    budget: int = 1
+    run: str = ""
 
 
 class Tuner:
@@ -48,8 +54,9 @@ class Tuner:
 
     Trials are called ``trial-000``, ``trial-001``, ... in the order in which ``ask`` returns their settings. ``every``:
     epochs between two calls of ``stop`` and ``ask`` (1 for a tuner without it). ``begin`` is called once, before the
-    first ``ask``, if there is such a method. ``seed``: of the draws. ``copies``: whether it asks for trials that
-    continue with the weights of others; they do not count as trials, so that ``n`` is then the number of free rows.
+    first ``ask``, and ``end(resumable)`` once when the run ends, if there are such methods. ``seed``: of the draws.
+    ``copies``: whether it asks for trials that continue with the weights of others; they do not count as trials, so
+    that ``n`` is then the number of free rows.
     """
 
     every: int = 10
