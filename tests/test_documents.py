@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
 from weft.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -98,39 +97,6 @@ def test_make_targets_that_are_named_exist(path):
     called = re.findall(r"`make ([a-z-]+)[` ]", path.read_text(encoding="utf-8"))
     called += re.findall(r"^make ([a-z-]+)", "".join(blocks(path, "console")), flags=re.MULTILINE)
     assert set(called) <= targets
-
-
-PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("setting", re.findall(r"`((?:RunOptions|Placement|Task)\(.*?\))`", PAPERS))
-def test_settings_of_the_papers_exist(setting):
-    """Each can be written as it stands; ``...`` is for an object of the user's."""
-    if "=..." in setting:
-        assert setting.partition("(")[2].partition("=")[0] in weft.RunOptions.__dataclass_fields__
-    elif setting.startswith("Task"):
-        assert weft.Task(graph="demo", **eval(setting.replace("Task", "dict")))
-    else:
-        assert eval(setting, {"RunOptions": weft.RunOptions, "Placement": weft.Placement}) is not None
-
-
-def test_options_of_the_papers_commands_exist():
-    from weft.cli.serve import SERVED
-    from weft.sched.policies import POLICIES
-
-    serving = {row.flag or f"--{row.name.replace('_', '-')}" for row in SERVED}
-    for command, flag, value in re.findall(r"`weft (serve|plan|queue simulate) (--[a-z-]+)(?: (\w+))?`", PAPERS):
-        if command == "serve" and flag != "--pool":  # which is gone, as the page says
-            assert flag in serving, flag
-        assert flag != "--policy" or not value or value in POLICIES, value
-        assert command != "plan" or flag == "--simulate", flag
-
-
-def test_every_table_of_the_papers_has_a_file_and_a_setting_per_row():
-    rows = [line.strip("|").split("|") for line in PAPERS.splitlines() if line.startswith("| ")]
-    assert len(rows) > 40
-    assert {len(row) for row in rows} == {6}, "mechanism, file, setting, default, measured, paper"
-    assert all(cell.strip() for row in rows for cell in row)
 
 
 def test_every_package_is_explained():

@@ -278,8 +278,12 @@ def train_pyg(
     x: Tensor | None = None,
     edge_index: Tensor | None = None,
     net: nn.Module | None = None,
+    stops: Callable[[int, float], bool] = lambda epoch, val: False,
 ) -> Outcome:
-    """Train ``task`` on ``graph`` with PyG on the device of the graph; ``x``, edges and model as given or made."""
+    """Train ``task`` on ``graph`` with PyG on the device of the graph; ``x``, edges and model as given or made.
+
+    ``stops`` is called with the accuracy on the validation nodes at every evaluated epoch, and may end the training.
+    """
     x = dense_features(graph) if x is None else x
     edge_index = graph.edge_index() if edge_index is None else edge_index
     torch.manual_seed(task.seed)
@@ -299,6 +303,8 @@ def train_pyg(
         if val > best_val:
             best_val, best_test, best_epoch = val, test, epoch
         elif task.patience is not None and epoch - best_epoch >= task.patience:
+            break
+        if stops(epoch, val):
             break
     return Outcome(best_val, best_test, epoch, time.perf_counter() - start)
 

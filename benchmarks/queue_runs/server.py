@@ -270,8 +270,10 @@ class QueueServer:
         try:
             self._until(lambda: self._states(labels) <= set(ENDED), seconds, f"for {name}")
         except TimeoutError:
+            ended = sum(self.db.get(task).state in ENDED for task in labels)
             self._cancel(labels)
-            raise
+            words = f"{seconds:.0f} s were not enough for {name}: {ended} of {len(tasks)} tasks ended"
+            raise TimeoutError(words) from None
         finally:
             self._decide_by(Hold())
         self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
@@ -302,8 +304,10 @@ class QueueServer:
             left_seconds = seconds - (time.time() - begin)
             self._until(lambda: self._states(labels) <= set(ENDED), left_seconds, f"for {name}")
         except TimeoutError:
+            ended = sum(self.db.get(task).state in ENDED for task in labels)
             self._cancel(labels)
-            raise
+            words = f"{seconds:.0f} s were not enough for {name}: {ended} of {len(arrivals)} tasks ended"
+            raise TimeoutError(words) from None
         finally:
             self._decide_by(Hold())
         self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")

@@ -381,12 +381,18 @@ def queue_epochs(results: Results) -> str:
     for queue, workers, mode in dict.fromkeys((cell["queue"], cell["workers"], cell["mode"]) for cell in results.cells):
         here = [c for c in results.cells if (c["queue"], c["workers"], c["mode"]) == (queue, workers, mode)]
         good = {cell["epochs"]: cell for cell in here if cell["status"] == "ok" and not cell["failed"]}
-        if len(good) < 2 or longest not in good:
+        why = [cell.get("error") or cell.get("reason") or f"{len(cell['failed'])} tasks failed"
+               for cell in here if cell["epochs"] not in good]  # fmt: skip
+        short, whole = good.get(min(good, default=0)), good.get(longest)
+        if short and whole and longest > min(good) and whole["makespan"] <= short["makespan"]:
+            why = [f"{longest} epochs took no longer than {min(good)}"]
+        if why or len(good) < 2 or short is None or whole is None:
+            rows.append([queue, workers, f"`{mode}`", f"no figure: {'; '.join(why)}", *[MISSING] * 5, ""])
             continue
-        short, whole = good[min(good)], good[longest]
         epoch = (whole["makespan"] - short["makespan"]) / (longest - min(good))
         overhead = short["makespan"] - min(good) * epoch
-        planning = max(cell["planning_seconds"] for cell in good.values())
+        # A server that is started later finds the estimates of the one before.
+        planning = max(cell.get("planning_seconds", 0.0) for cell in results.cells if cell["queue"] == queue)
         rows.append([
             queue, workers, f"`{mode}`", _times(whole), percent(whole.get("utilisation")), f"{1e3 * epoch:.3g} ms",
             number(overhead / epoch), number(planning / epoch), whole["out_of_memory"],
@@ -418,8 +424,9 @@ def team_queue(results: Results) -> str:
         held = MISSING if peak is None else number(peak / 2**30)
         held += f" of {number(whole / 2**30)}" if whole else ""
         answers = [MISSING if cell[key] is None else number(cell[key]) for key in ("answer_median", "answer_p95")]
+        cold = "" if cell.get("warmed", True) else ", not all kernels compiled before"
         rows.append([
-            words, number(cell["makespan"]), f"{number(cell['mean_jct'])} / {number(cell['p95_jct'])}",
+            words + cold, number(cell["makespan"]), f"{number(cell['mean_jct'])} / {number(cell['p95_jct'])}",
             f"{number(cell['mean_wait'])} / {number(cell['p95_wait'])}", percent(cell.get("utilisation")), held,
             f"{cell['tasks']} in {cell['groups']}", " / ".join(answers), cell["out_of_memory"], len(cell["failed"]),
             legend.mark(results, [cell]),

@@ -467,17 +467,18 @@ def _grid(rows: list[Row], others: int) -> list[str]:
 
 
 def _preprocessing(cells: list[Cell]) -> list[str]:
-    """Of the model with the shortest epochs beside its profile."""
-    here, found = {"shape": "products", "budget_gib": None}, []
-    for model in sorted({cell["model"] for cell in cells if cell["side"] == "profile"}):
-        profile, weft = (find(cells, **here, side=side, model=model) for side in ("profile", "weft"))
-        if profile and weft:
-            epoch, seconds = 1e-3 * weft["ms_per_batch"] * PRODUCTS_BATCHES, profile["profile_seconds"]
-            found.append((seconds / epoch, f"{seconds:.2f} s of epochs of {epoch:.2f} s ({model})"))
-    if not found:
+    """The longest profile of products, in epochs of its model at the number of workers that is fastest."""
+    profiles = []
+    here = [cell for cell in cells if cell["shape"] == "products" and cell["budget_gib"] is None]
+    for model, seconds in ((cell["model"], cell["profile_seconds"]) for cell in here if cell["side"] == "profile"):
+        batches = [cell["ms_per_batch"] for cell in here if (cell["side"], cell["model"]) == ("weft", model)]
+        if batches:
+            epoch = 1e-3 * min(batches) * PRODUCTS_BATCHES
+            profiles.append((seconds / epoch, f"{seconds:.2f} s of epochs of {epoch:.2f} s ({model})"))
+    if not profiles:
         return _line("profile within 2 epochs of products", None, "-")
-    epochs, told = max(found)
-    return _line("profile within 2 epochs of products", epochs <= PROFILE_WITHIN, f"{epochs:.2f} epochs: {told}")
+    epochs, words = max(profiles)
+    return _line("profile within 2 epochs of products", epochs <= PROFILE_WITHIN, f"{epochs:.2f} epochs: {words}")
 
 
 BATCHES, QUICK_BATCHES = 193, 24  # of an epoch; products has 193

@@ -1,12 +1,14 @@
 """Sampled training over ranks that share one GPU: the losses of one rank, and seconds per epoch.
 
     python -m benchmarks.suites.sampled_ranks --budget-seconds 90 --out sampled_ranks.json
+    python -m benchmarks.suites.sampled_ranks --quick --device cpu       a tiny graph on two CPU ranks, to try it out
 
 SAGE, 3 layers of 256, fan-out [15, 10, 5], batches of 1,024 seeds of all ranks together, no dropout, on the products
-shape (scaled by ``--scale``). One rank trains as it does by default, with sampling and steps in CUDA graphs; over ranks
-steps run eagerly. Ranks that share a GPU take turns on it, so more of them are no faster: what is compared are numbers.
-``largest difference`` is of the training losses and validation losses of all epochs from those of one rank, relative.
-``predicted`` is what ``weft plan --gpus`` says of as many H200s with NVLink. Members of ``--members`` share batches.
+shape (scaled by ``--scale``). One rank trains as it does by default, with sampling and steps in CUDA graphs; so does
+each of several, which sum their gradients on the host. Ranks that share a GPU take turns on it, so more of them are no
+faster: what is compared are numbers. ``largest difference`` is of the training losses and validation losses of all
+epochs from those of one rank, relative. ``predicted`` is what ``weft plan --gpus`` says of as many H200s with NVLink.
+Members of ``--members`` share batches.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ def main() -> None:
     parser.add_argument("--fanout", default="15,10,5")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--quick", action="store_true", help="a tiny graph, narrow layers and two ranks")
     args = parser.parse_args()
+    if args.quick:
+        args.scale, args.ranks, args.epochs, args.fanout, args.batch, args.hidden = 0.001, "1,2", 2, "3,2", 64, 8
     recorder = Recorder("sampled_ranks", args)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "graph"

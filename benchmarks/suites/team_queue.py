@@ -12,14 +12,20 @@ Modes: ``backfill`` (the server as it is), ``unfused`` (the same policy; no task
 as Weft has workers, under NVIDIA's MPS, each taking the next task when it is free.
 
 Tasks arrive as the file says, so planning is part of the first submission of a kind; it is done before the first mode
-(``planning_seconds``), since a server keeps its plans. Kernels are compiled and graphs on disk before. A job ends with
-its last task; makespan, completion (JCT) and wait are those of trainings, from the first submission on. Inference
-requests come every second for 20 s, whatever is running, so they have latencies of their own. The device is sampled
-20 times per second.
+(``planning_seconds``), since a server keeps its plans. Graphs are on disk before, and kernels compiled by a warm-up for
+each way of grouping that the modes use: for fused groups the queue itself with one epoch per task, so that its groups
+are those of the queue; for single tasks one of each kind, without those that differ in seed or learning rate alone. A
+cell says whether its warm-up came to its end (``warmed``). A job ends with its last task; makespan, completion (JCT)
+and wait are those of trainings, from the first submission on. Inference requests come every second for 20 s, whatever
+is running, so they have latencies of their own. The device is sampled 20 times per second.
+
+Modes run in the order of ``--modes``, but Weft's one after another on one server. A mode that does not end within the
+budget is recorded with the number of its tasks that did.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from argparse import Namespace
@@ -59,6 +65,15 @@ def write_graphs(folder: Path, shapes: Sequence[str], device: torch.device, node
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return found
+
+
+def kinds_of(tasks: Sequence[Arrival]) -> list[Arrival]:
+    """The first of all tasks that run the same kernels, at second 0; seeds and learning rates make no other kernels."""
+    kinds: dict[str, Arrival] = {}
+    for task in tasks:
+        settings = {name: value for name, value in task.settings.items() if name not in ("seed", "lr", "epochs")}
+        kinds.setdefault(json.dumps(settings, sort_keys=True), replace(task, at=0.0))
+    return list(kinds.values())
 
 
 def by_job(runs: Sequence[TaskRun], queue: Sequence[Arrival]) -> list[TaskRun]:
@@ -162,13 +177,15 @@ def run_weft(
         begin = time.monotonic()
         recorder.prepare("plans", lambda: server.plan([one.settings for one in queue if not one.of]))
         recorder.about["planning_seconds"] = round(time.monotonic() - begin, 2)
-        for fuse in (False, True):
-            seconds = min(args.warm_seconds, max(recorder.left, 1.0))
-            make = lambda fuse=fuse, seconds=seconds: server.run_arriving("backfill", warm, seconds, fuse)  # noqa: E731
-            recorder.prepare(f"warm, {'fused' if fuse else 'unfused'}", make)
+        warmed = {}
+        for fuse in dict.fromkeys(WEFT[mode][1] for mode in modes):
+            tasks, seconds = warm if fuse else kinds_of(warm), min(args.warm_seconds, max(recorder.left, 1.0))
+            label = f"warm, {'fused' if fuse else 'unfused'}, {len(tasks)} tasks"
+            make = lambda: server.run_arriving("backfill", tasks, seconds, fuse)  # noqa: B023, E731
+            warmed[fuse] = recorder.prepare(label, make) is not None
         for mode in modes:
             seconds = min(LONGEST, recorder.left + GRACE)
-            make = lambda mode=mode, seconds=seconds: weft_cell(mode, queue, server, idle, seconds)  # noqa: E731
+            make = lambda: {**weft_cell(mode, queue, server, idle, seconds), "warmed": warmed[WEFT[mode][1]]}  # noqa: B023, E731
             recorder.cell({"mode": mode}, make, free=False)
 
 
@@ -181,14 +198,14 @@ def arguments() -> Namespace:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--budget-gib", type=float, default=96.0)
     parser.add_argument("--reserved-gib", type=float, default=30.0)
-    parser.add_argument("--warm-seconds", type=float, default=90.0, help="at most, of each of two warm-up runs")
+    parser.add_argument("--warm-seconds", type=float, default=90.0, help="at most, of each warm-up run")
     parser.add_argument("--arrival-scale", type=float, default=1.0, help="0: everything arrives at once")
     parser.add_argument("--nodes", type=int, help="shrink every graph to about so many nodes")
     parser.add_argument("--epochs", type=int, help="of every job, in place of the file's")
     parser.add_argument("--quick", action="store_true", help="tiny graphs and few epochs")
     args = parser.parse_args()
     if args.quick:
-        args.nodes, args.epochs = 1_500, 2
+        args.nodes, args.epochs = 2_000, 2
     return args
 
 
@@ -208,14 +225,15 @@ def main() -> None:
         if graphs is None:
             return
         queue = [replace(one, at=one.at * args.arrival_scale) for one in arrivals(jobs, graphs, args.epochs)]
-        warm = [replace(one, at=0.0) for one in arrivals(jobs, graphs, 1) if not one.of]
+        warm = [replace(one, at=one.at * args.arrival_scale) for one in arrivals(jobs, graphs, 1) if not one.of]
         idle = DeviceSampler(_place(str(device))).bytes_before
         ours = [mode for mode in modes if mode in WEFT]
-        if ours:
-            run_weft(folder, ours, recorder, queue, warm, args, idle)
-        if PYG in modes:
+        for side in dict.fromkeys(mode if mode == PYG else "weft" for mode in modes):  # in the order of --modes
+            if side == "weft":
+                run_weft(folder, ours, recorder, queue, warm, args, idle)
+                continue
             seconds = min(LONGEST, recorder.left + GRACE)
-            recorder.cell({"mode": PYG}, lambda: pyg_cell(queue, str(device), args.workers, idle, seconds))
+            recorder.cell({"mode": PYG}, lambda: pyg_cell(queue, str(device), args.workers, idle, seconds))  # noqa: B023
         recorder.save()
     recorder.print_tables(runs.team_queue, runs.team_goals)
 

@@ -15,6 +15,7 @@ from weft.core.version import __version__
 
 if TYPE_CHECKING:
     from weft import nn, ops
+    from weft.batches.neighbor_loader import NeighborLoader
     from weft.core.errors import (
         DivergedError,
         GraphError,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.control import Control
+    from weft.engine.estimate import estimate
     from weft.engine.loading import read
     from weft.engine.plan import plan
     from weft.engine.result import Result
     from weft.engine.run import run
+    from weft.engine.scikit import WeftClassifier, WeftRegressor
     from weft.engine.sweep_result import SweepResult
     from weft.graph.catalog.names import load
     from weft.graph.graph import Graph
@@ -60,6 +63,7 @@ _MODULES = {
     "InputError": "weft.core.errors",
     "Machine": "weft.core.machine",
     "MedianPruner": "weft.planner.pruning",
+    "NeighborLoader": "weft.batches.neighbor_loader",
     "OutOfMemoryError": "weft.core.errors",
     "Placement": "weft.core.run_options",
     "Plan": "weft.core.plan",
@@ -73,8 +77,11 @@ _MODULES = {
     "Task": "weft.core.task",
     "TrainingError": "weft.core.errors",
     "Tuner": "weft.planner.tuning",
+    "WeftClassifier": "weft.engine.scikit",
     "WeftError": "weft.core.errors",
+    "WeftRegressor": "weft.engine.scikit",
     "choice": "weft.core.search_space",
+    "estimate": "weft.engine.estimate",
     "load": "weft.graph.catalog.names",
     "loguniform": "weft.core.search_space",
     "plan": "weft.engine.plan",
@@ -96,6 +103,7 @@ __all__ = [
     "InputError",
     "Machine",
     "MedianPruner",
+    "NeighborLoader",
     "OutOfMemoryError",
     "Placement",
     "Plan",
@@ -109,9 +117,12 @@ __all__ = [
     "Task",
     "TrainingError",
     "Tuner",
+    "WeftClassifier",
     "WeftError",
+    "WeftRegressor",
     "__version__",
     "choice",
+    "estimate",
     "load",
     "loguniform",
     "nn",

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.host_graph import fitting_scale
 from benchmarks.harness.timing import covered
-from benchmarks.suites import first_minute, sampled_epoch
+from benchmarks.suites import first_minute, sampled_epoch, sampled_ranks, settings
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -95,3 +95,28 @@ def test_every_process_has_caches_of_its_own(tmp_path):
     env = first_minute.environment_in(tmp_path)
     names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "WEFT_HOME")
     assert {env[name] for name in names} == {str(tmp_path / part) for part in ("triton", "inductor", "home")}
+
+
+@pytest.mark.rest
+def test_ranks_that_sample_have_the_losses_of_one(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "sampled_ranks.json"
+    monkeypatch.setattr(sys, "argv", ["sampled_ranks", "--quick", "--device", "cpu", "--out", str(out)])
+    sampled_ranks.main()
+    data = json.loads(out.read_text())
+    assert [(cell["status"], cell["ranks"]) for cell in data["cells"]] == [("ok", 1), ("ok", 2)]
+    assert data["cells"][1]["largest_difference"] < 1e-5
+    assert set(data["predicted"]) == {"2", "4", "8"}
+    assert "| predicted, H200s with NVLink |" in capsys.readouterr().out
+
+
+@pytest.mark.rest
+def test_settings_of_a_gpu_are_skipped_with_the_reason_on_a_cpu(tmp_path, monkeypatch):
+    out = tmp_path / "settings.json"
+    command = ["settings", "--quick", "--device", "cpu", "--parts", "weave,sharded", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    settings.main()
+    cells = {cell["side"]: cell for cell in json.loads(out.read_text())["cells"]}
+    assert cells["merged"]["difference"] < 1e-4
+    for side in ("concurrent", "tiles", "interleaved", "staged", "fetched"):
+        assert cells[side]["status"] == "skipped"
+        assert "GPU" in cells[side]["reason"]

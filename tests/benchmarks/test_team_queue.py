@@ -111,3 +111,22 @@ def test_makespans_of_two_lengths_give_an_epoch_and_what_comes_on_top():
         Results("queue_epochs", [{"date": "2026-11-18", "device": "d"}], [cell(20, 4), cell(200, 22)])
     )
     assert "| gcn | 6 | `backfill` | 22.0 / 1.00 / 0.500 | 90 % | 100 ms | 20.0 | 10.0 | 0 |" in text
+    skipped = {
+        "queue": "gcn",
+        "workers": 2,
+        "mode": "backfill",
+        "epochs": 200,
+        "status": "skipped",
+        "reason": "no time",
+    }
+    cells = [cell(20, 4), cell(200, 3.9), {**cell(20, 4), "workers": 2}, {**skipped, "run": 0}]
+    text = runs.queue_epochs(Results("queue_epochs", [{"date": "2026-11-18", "device": "d"}], cells))
+    assert "| gcn | 6 | `backfill` | no figure: 200 epochs took no longer than 20 |" in text
+    assert "| gcn | 2 | `backfill` | no figure: no time |" in text
+
+
+def test_only_kinds_of_single_tasks_are_warmed_up(tmp_path):
+    found = [one for one in arrivals(JOBS, {"cora": tmp_path, "am": tmp_path}, 1) if not one.of]
+    kinds = team_queue.kinds_of(found)
+    assert [one.label for one in kinds] == ["sweep/00", "sweep/02", "sampled/00", "module/00", "relations/00"]
+    assert {one.at for one in kinds} == {0.0}

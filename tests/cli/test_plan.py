@@ -107,7 +107,7 @@ class Model(nn.Linear):
         (["none.toml"], "none.toml: no such file"),
         (["spec.toml", "--machine", "h2oo"], "there is no machine 'h2oo'; did you mean 'h200'"),
         (["spec.toml", "--machine", "lost.json"], "machine 'lost.json': no such file"),
-        (["spec.toml", "--budget", "24 gigs"], "budget='24 gigs' is not an amount of memory; write it like 24GiB"),
+        (["spec.toml", "--budget", "24 gigs"], "--budget 24 gigs is not an amount of memory; write it like 24GiB"),
         (["spec.toml", "--machine", "h200", "--budget", "9KiB"], "is below the weights and optimizer state"),
         (["spec.toml", "--plot", "plan.pdf"], "must end in .html or .svg"),
         (["spec.toml", "--set", "graph=shape:arxive"], "no shape 'arxive'"),

@@ -6,8 +6,9 @@ import csv
 from itertools import pairwise
 
 import torch
+from safetensors.torch import load_file
 
-from weft import Task, run
+from weft import Sweep, Task, run
 
 NAMES = ["plain", 'says "hi"', '"begins', "a,b", "two\nlines"]
 
@@ -56,3 +57,14 @@ def test_ids_of_nodes_samples_and_embeddings(tmp_path, weft):
         code, _, err = weft("predict", tmp_path / "run", "--out", out, *wrong)
         assert code == 2
         assert told in err
+
+
+def test_a_member_of_a_sweep_is_exported(tmp_path, weft):
+    result = run(Sweep("demo", hidden=[4, 8], epochs=1), out=tmp_path / "run", device="cpu", progress=False)
+    words = ("export", tmp_path / "run", "--to", "safetensors", "--out", tmp_path / "w.safetensors")
+    assert weft(*words, "--member", result[1].name)[0] == 0
+    assert torch.equal(load_file(tmp_path / "w.safetensors")["convs.0.weight"], result[1].model.convs[0].weight)
+    code, _, err = weft(*words, "--member", "gcn hidden=5")
+    assert code == 2
+    assert "--member gcn hidden=5: " in err
+    assert weft("export", tmp_path / "run", "--to", "keras")[2].count("\n") == 1

@@ -48,6 +48,8 @@ def test_a_run_prints_events_and_leaves_files(weft, spec):
     lines = events(out)
     assert [line["event"] for line in lines[:2]] == ["preparing", "start"]
     assert lines[-1]["event"] == "finish"
+    assert "rows" not in {line["event"] for line in lines}, "every epoch is in the journal alone"
+    assert '{"event": "rows"' in Path("runs/spec/events.jsonl").read_text()
     assert lines[-1]["metrics"]["epochs_run"] == 12
     saved = json.loads(Path("runs/spec/result.json").read_text())
     assert saved["metrics"] == lines[-1]["metrics"]
@@ -106,7 +108,7 @@ def test_what_does_not_fit_into_the_budget_exits_with_4_before_it_begins(weft, s
 
 
 def test_faults_of_our_own_exit_with_1_and_ask_for_a_report(weft, spec, monkeypatch):
-    monkeypatch.setattr("weft.cli.spec.read_spec", lambda *_: 1 / 0)
+    monkeypatch.setattr("weft.cli.spec.read_with_options", lambda *_: 1 / 0)
     code, _, err = weft("run", spec)
     assert code == 1
     assert "ZeroDivisionError" in err

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import weft
+from tests.engine.small_sweeps import of_kind
+from tests.engine.training.test_rows import joined
 from tests.serve.serving import Queue
 from weft.cli.main import main
 from weft.cluster.ray import run_on_ray
@@ -110,6 +112,8 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
     assert len(begun) == 3, "every node has a share"
     assert [len(one["tasks"]) for one in events[0].data["shares"]] == [8, 8, 8]
     assert {event.kind for event in events} >= {"start", "progress", "end", "finish"}
+    histories = joined(of_kind(events, "rows"))
+    assert all(histories[member.name] == member.history for member in found)
     assert sum(event.kind == "end" for event in events) == 24
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
     assert len(saved["tasks"]) == 24
@@ -137,6 +141,7 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
     assert [event.group for event in lost] == killed
     assert any("resumed after epoch" in event.data.get("message", "") for event in told)
     assert_same(found, weft.run(longer, device="cpu"))
+    assert all(len(rows["loss"]) == 60 for rows in joined(of_kind(told, "rows")).values()), "none twice, none missing"
     assert len(ray.nodes()) == 3
     until = time.monotonic() + 90  # the share continues elsewhere before the head gives the node up
     while sum(node["Alive"] for node in ray.nodes()) > 2 and time.monotonic() < until:

@@ -121,6 +121,27 @@ class OverBlocks(nn.Module):
         return self.last(self.mixed(torch.tanh(self.first(x, first))), last)
 
 
+class Deep(nn.Module):
+    """For sampled training with one subgraph for all layers, of which it has more than the sampler has hops."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.first, self.second = weft.nn.GCNConv(in_features, 8), weft.nn.GATConv(8, 8, heads=2)
+        self.third, self.last = weft.nn.SAGEConv(8, 8), weft.nn.GINConv(8, out_features)
+
+    def forward(self, x: Tensor, adj: Any) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x, adj)), adj))
+        return self.last(torch.tanh(self.third(h, adj)), adj)
+
+
+class NormOverGraph(OverBlocks):
+    """A layer norm over all nodes at once."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.norm = weft.nn.LayerNorm(8, mode="graph")
+
+
 class MeanOfBlock(OverBlocks):
     def mixed(self, h: Tensor) -> Tensor:
         return h - h.mean(0)

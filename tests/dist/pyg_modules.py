@@ -22,6 +22,14 @@ class Convolutions(nn.Module):
         return self.gin(self.sage(self.gat(h, edge_index).tanh(), edge_index).relu(), edge_index)
 
 
+class WithoutDropout(Convolutions):
+    """The same without dropout, whose masks are others over ranks that sample."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        h = self.gcn(x, edge_index, edge_weight).relu()
+        return self.gin(self.sage(self.gat(h, edge_index).tanh(), edge_index).relu(), edge_index)
+
+
 class NotConverted(nn.Module):
     """A layer that Weft has no counterpart of."""
 

@@ -50,7 +50,7 @@ def test_an_order_that_keeps_neighbours_together_has_fewer_remote_edges():
 
 def test_an_unknown_order_is_refused():
     with pytest.raises(SpecError, match="given, degree, bfs, rcm, metis"):
-        order_nodes(tiny_graph().adj, "random")
+        weft.RunOptions(ranks=2, order="random")
 
 
 def communities(parts: int = 3, size: int = 40) -> Adjacency:

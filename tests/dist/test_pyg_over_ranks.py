@@ -32,6 +32,14 @@ def test_a_sweep_of_converted_modules_over_ranks():
         assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=2e-4)
 
 
+@pytest.mark.parametrize("fanout", [[3, 2], [4, 3, 2, -1]], ids=["fewer hops than layers", "as many"])
+def test_converted_layers_on_sampled_batches_have_the_numbers_of_one_rank(fanout):
+    one = task(pyg_modules.WithoutDropout, mode="sampled", fanout=fanout, batch=8)
+    found, expected = (weft.run(one, ranks=ranks, device="cpu") for ranks in (2, 1))
+    for name, values in expected.history.items():
+        assert found.history[name] == pytest.approx(values, rel=2e-4, abs=2e-5, nan_ok=True), name
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "words"),
     [
@@ -40,12 +48,12 @@ def test_a_sweep_of_converted_modules_over_ranks():
         (pyg_modules.Alone, {}, "it has no layers of PyG"),
         (pyg_modules.CountsEdges, {}, "depend on which nodes are on which rank"),
         (
-            pyg_modules.Convolutions,
-            {"mode": "sampled", "fanout": [3, 3, 3, 3], "batch": 8},
-            "needs a model that takes a block per layer",
+            pyg_modules.CountsEdges,
+            {"mode": "sampled", "fanout": [3, 3], "batch": 8},
+            "depend on which nodes are on which rank",
         ),
     ],
-    ids=["not converted", "kept", "alone", "counts edges", "sampled"],
+    ids=["not converted", "kept", "alone", "counts edges", "counts edges, sampled"],
 )
 def test_what_would_miss_nodes_of_other_ranks_is_refused(model, changes, words):
     with pytest.raises(SpecError, match=words):

@@ -7,7 +7,7 @@ import torch
 
 import weft
 from tests.dist.cases import CPU
-from tests.dist.mixing import MeanOfBlock, OverBlocks
+from tests.dist.mixing import Deep, MeanOfBlock, NormOverGraph, OverBlocks
 from tests.graphs_for_tests import tiny_graph
 from weft.batches.sampled import source_for
 from weft.batches.sharded import ShardedSampling
@@ -153,18 +153,11 @@ def test_a_sampled_run_over_ranks_is_resumed_within_an_epoch(tmp_path):
     assert resumed.history == weft.run(task, ranks=2, device="cpu").history
 
 
-class OneSubgraph(OverBlocks):
-    """Takes the same edges in every layer."""
-
-    def forward(self, x, adj):
-        return super().forward(x, adj)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"norm": "batch"}, "batch norm does not go with sampled training over ranks"),
-        ({"model": OneSubgraph}, "needs a model that takes a block per layer"),
+        ({"model": NormOverGraph}, "a layer norm with mode='graph' does not go with sampled training over ranks"),
         ({"model": "rgcn", "fanout": [{"each": 2}, {"each": 2}]}, "fan-outs per relation are sampled on one rank"),
     ],
 )
@@ -183,3 +176,36 @@ def test_a_users_module_over_blocks_has_the_numbers_of_one_rank_or_is_refused():
     assert found == pytest.approx(expected, abs=2e-6)
     with pytest.raises(SpecError, match="the numbers of model MeanOfBlock depend on which nodes are on which rank"):
         weft.run(wrong, ranks=2, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [(2, {}), (3, {"fanout": [4, -1]}), (2, {"batch": 23}), (2, {"graph": tiny_graph(weighted=True)})],
+    ids=["2", "3", "a last batch of one seed", "weights"],
+)
+def test_a_module_over_one_subgraph_has_the_numbers_of_one_rank(ranks, settings):
+    given = {"graph": tiny_graph(), "epochs": 5, "lr": 0.05, "mode": "sampled", "fanout": [3, 2], "batch": 7}
+    task = weft.Task(model=Deep, **{**given, **settings})
+    found, expected = (weft.run(task, ranks=count, device="cpu") for count in (ranks, 1))
+    for name, values in expected.history.items():
+        assert found.history[name] == pytest.approx(values, rel=1e-4, abs=1e-5, nan_ok=True), name
+    for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_built_in_model_whose_last_batch_has_fewer_seeds_than_ranks():
+    given = {"graph": tiny_graph(), "hidden": 8, "epochs": 4, "dropout": 0.0, "lr": 0.05, "batch": 23}
+    task = weft.Task(model="gat", mode="sampled", fanout=[3, 2], **given)
+    found, expected = (weft.run(task, ranks=ranks, device="cpu").history["loss"] for ranks in (2, 1))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_module_over_one_subgraph_has_the_numbers_of_one_rank_on_a_gpu_that_ranks_share():
+    given = {"graph": tiny_graph(), "epochs": 5, "lr": 0.05, "mode": "sampled", "fanout": [3, 2], "batch": 7}
+    task = weft.Task(model=Deep, **given)
+    found, expected = (weft.run(task, ranks=ranks, device="cuda:0").history for ranks in (2, 1))
+    for name in ("loss", "val_loss"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4, nan_ok=True)

@@ -7,7 +7,9 @@ import torch
 
 import weft
 from tests.gpu.conftest import held_by_others
-from weft.core.errors import DoesNotFitError
+from weft.core.errors import DoesNotFitError, OutOfMemoryError
+from weft.core.units import show_bytes
+from weft.engine.errors import clear_errors
 from weft.engine.machine import load_calibration, machine_with
 from weft.engine.memory import memory_cap
 
@@ -44,6 +46,17 @@ def test_a_wall_can_be_put_around_plain_cuda():
     with memory_cap(device, machine, most), pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 30, dtype=torch.uint8, device=device)
     assert torch.cuda.get_per_process_memory_fraction(0) == pytest.approx(before)
+
+
+def test_the_error_has_the_cap_what_is_held_and_the_request():
+    device = torch.device("cuda", torch.cuda.current_device())
+    machine = machine_with(device)
+    most = machine.context_bytes + torch.cuda.memory_reserved() + (64 << 20)
+    sizes = r"may reserve \S+ \wiB and has reserved \S+ \w+, \S+ \w+ of it in tensors; 1.00 GiB more were requested"
+    raises = pytest.raises(OutOfMemoryError, match=sizes)
+    with memory_cap(device, machine, most), raises as raised, clear_errors([weft.Task("demo")], device):
+        torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    assert f"may reserve {show_bytes(most - machine.context_bytes)} and" in str(raised.value)
 
 
 def test_a_later_run_of_a_process_takes_no_more_than_the_first():

@@ -20,7 +20,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -116,6 +116,25 @@ def members(work: weft.Task | weft.Sweep) -> list[weft.Task]:
 
 
 History = dict[str, list[float]]
+RESUMED = "resumed after epoch"  # how the note of a run begins that goes on from a checkpoint
+
+
+def went_on(notes: Iterable[str]) -> None:
+    """A :class:`Fault` unless one of ``notes`` says that training went on: begun anew, it has the same numbers."""
+    if not any(note.startswith(RESUMED) for note in notes):
+        raise Fault("it began anew instead of going on from its checkpoint")
+
+
+def on_two_ranks(plans: Iterable[Mapping[str, Any]]) -> None:
+    """A :class:`Fault` unless all ``plans`` were carried out by two ranks: one has the same numbers."""
+    counts = [plan["shards"] for plan in plans]
+    if set(counts) != {2}:
+        raise Fault(f"it ran on {counts} ranks instead of 2")
+
+
+def plans_of(result: Any) -> list[dict[str, Any]]:
+    """The plan that every member was trained by, as plain data."""
+    return [one.plan.to_dict() for one in ([result] if isinstance(result, weft.Result) else list(result))]
 
 
 def histories(result: Any) -> list[History]:
@@ -217,11 +236,16 @@ class Matrix:
         refused = _in_a_process(_train_and_die, work, str(out))
         if refused:
             raise WeftError(refused)
-        return histories(weft.run(work, device="cpu", progress=False, out=out, resume=True)), KILLED_EPOCHS
+        notes, listen = _notes()
+        result = weft.run(work, device="cpu", progress=False, out=out, resume=True, on_event=listen)
+        went_on(notes)
+        return histories(result), KILLED_EPOCHS
 
     def _ranks(self, cell: Cell) -> tuple[list[History], int]:
         if not cell.killed:
-            return histories(weft.run(work_of(cell, self.graph, EPOCHS), device="cpu", ranks=2, progress=False)), EPOCHS
+            result = weft.run(work_of(cell, self.graph, EPOCHS), device="cpu", ranks=2, progress=False)
+            on_two_ranks(plans_of(result))
+            return histories(result), EPOCHS
         work, out, killed = work_of(cell, self.graph, KILLED_EPOCHS), self._out(), []
 
         def kill(event: Any) -> None:
@@ -236,9 +260,13 @@ class Matrix:
         except WeftError:
             if not killed:
                 raise
-        if not killed:
-            raise Fault("it ended before its first checkpoint")
-        return histories(weft.run(work, out=out, progress=False, resume=True, options=options)), KILLED_EPOCHS
+        else:
+            raise Fault("it went on without a rank that was killed" if killed else "it ended before a checkpoint")
+        notes, listen = _notes()
+        result = weft.run(work, out=out, progress=False, resume=True, on_event=listen, options=options)
+        went_on(notes)
+        on_two_ranks(plans_of(result))
+        return histories(result), KILLED_EPOCHS
 
     # ---- a server
 
@@ -275,7 +303,21 @@ class Matrix:
                 raise Fault(f"failed while it trained: {task.error}") if trained else WeftError(str(task.error))
         if cell.killed and max(task.attempts for task in tasks) < 2:
             raise EndedFirst
-        return [client.result(name)["history"] for name in names]
+        if cell.killed:
+            went_on(self._journal(names))
+        results = [client.result(name) for name in names]
+        if options:
+            on_two_ranks(result["plan"] for result in results)
+        return [result["history"] for result in results]
+
+    def _journal(self, names: Sequence[str]) -> list[str]:
+        """The notes of the runs in the server's folders that have one of the tasks ``names``."""
+        notes: list[str] = []
+        for path in Path(f"{self.server.db}.runs").rglob("events.jsonl"):
+            text = path.read_text(encoding="utf-8")
+            events = [json.loads(line) for line in text.splitlines() if any(name in text for name in names)]
+            notes += [str(event["message"]) for event in events if event["event"] == "note"]
+        return notes
 
     def _kill_worker(self, names: Sequence[str]) -> None:
         """Kill the worker that trains one of ``names``, after its first checkpoint."""
@@ -334,8 +376,10 @@ class Matrix:
             options = weft.RunOptions(device="cpu")
             return histories(run_on_ray(work_of(cell, self.graph, EPOCHS), options=options, progress=False)), EPOCHS
         killed: list[int] = []
+        notes, listen = _notes()
 
         def kill(event: Any) -> None:
+            listen(event)
             if event.kind == "checkpoint" and not killed:
                 for pid in _descendants(os.getpid(), "ray::_on_node"):
                     with suppress(ProcessLookupError):
@@ -346,7 +390,19 @@ class Matrix:
         result = run_on_ray(work_of(cell, self.graph, QUEUED_EPOCHS), options=options, on_event=kill, progress=False)
         if not killed:
             raise Fault("it ended before its first checkpoint was seen")
+        went_on(notes)
         return histories(result), QUEUED_EPOCHS
+
+
+def _notes() -> tuple[list[str], Callable[[Any], None]]:
+    """Notes that a run gives, and the listener that collects them."""
+    notes: list[str] = []
+
+    def listen(event: Any) -> None:
+        if event.kind == "note":
+            notes.append(str(event.data["message"]))
+
+    return notes, listen
 
 
 def submit(client: weft.Client, work: weft.Task | weft.Sweep, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -60,7 +60,8 @@ def text_of(outcomes: Mapping[str, str]) -> str:
             row = " | ".join(both(mode, kind, place) for place in PLACES)
             lines.append(f"| {kind}, {mode} | {row} |")
     tried = [outcomes[str(cell)] for cell in CELLS if str(cell) in outcomes]
-    lines += ["", f"{sum(one == SAME for one in tried)} of {len(CELLS)} cells run. Refusals, as users see them:", ""]
+    refusals = " Refusals, as users see them:" if sentences else ""
+    lines += ["", f"{sum(one == SAME for one in tried)} of {len(CELLS)} cells run.{refusals}", ""]
     lines += [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     return "\n".join(lines).strip()
 

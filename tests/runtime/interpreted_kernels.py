@@ -41,16 +41,16 @@ def new_state(tasks: list[Task]) -> State:
     return State.new(tasks, torch.zeros(len(tasks), 2), {}, columns=5)
 
 
-def check_record(watched: int | None, tasks: list[Task], seed: int) -> None:
+def check_record(watched: list[int], metric: str, tasks: list[Task], seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
-    recorder = Bookkeeper(tasks, 3, watched, torch.device("cpu"))
+    recorder = Bookkeeper(tasks, 3, watched, torch.device("cpu"), metric)
     mine, plain = new_state(tasks), new_state(tasks)
     odd = torch.tensor([0.5, 0.5, 0.25, 0.75, 1.0, 0.0, math.nan, math.inf])
     for epoch in range(6):
         likely = 6 if epoch < 4 else 8
         rows = odd[torch.randint(0, likely, (len(tasks), 5), generator=random)]
         rows[:, 4] = odd[torch.randint(0, 7, (len(tasks),), generator=random)]
-        better = record_triton(mine, rows, 3, watched, recorder.rules, epoch % 2)
+        better = record_triton(mine, rows, 3, recorder.rules, epoch % 2)
         assert torch.equal(better, recorder.compare(plain, rows))
         plain.steps.add_(epoch % 2)
         plain.epoch.add_(1)
@@ -71,7 +71,7 @@ if __name__ == "__main__":
     members = [Task(graph="g", epochs=6, patience=patience) for patience in (None, 1, 2)]
     members += [Task(graph="g", epochs=4), Task(graph="g", epochs=6, eval_every=2, patience=2)]
     for seed in range(6):
-        for watched in (None, 4):
-            check_record(watched, members, seed)
-            check_record(watched, members[1:2], seed)
+        for watched, metric in (([-1] * 5, "accuracy"), ([4] * 5, "accuracy"), ([4, 1, -1, 0, 3], "mse")):
+            check_record(watched, metric, members, seed)
+            check_record(watched[1:2], metric, members[1:2], seed)
     print("equal")

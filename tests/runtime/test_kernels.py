@@ -46,7 +46,7 @@ def test_kernels_compile_for_hopper():
     pointers = dict.fromkeys(("rules", "clock", "epochs_done", "end_at", "epoch_at"), "*i64")
     record = {"rows": "*fp32", "history": "*fp32", **pointers, "score_at": "*fp32", "better_at": "*u8"}
     record |= {"L": "i32", "M": "i32", "STEPS": "i32"}
-    constants = {"LOSSES": 4, "WATCHED": 5, "BLOCK": 8}
+    constants = {"LOSSES": 4, "LOWEST": -1.0, "BLOCK": 8}
     ordered = {name: (record | dict.fromkeys(constants, "constexpr"))[name] for name in _record_kernel.arg_names}
     plain = {name: kind for name, kind in ordered.items() if kind != "constexpr"}
     assert compiled(_record_kernel, plain, constants).asm["ptx"]

@@ -14,6 +14,7 @@ SETTINGS = (
     {"model": "sage", "norm": "batch"},
     {"model": "gat"},
     {"model": "gin", "optimizer": "sgd", "momentum": 0.9},
+    {"model": "gcn", "norm": "batch", "keep_top": 2},
 )
 DEVICES = ["cpu", pytest.param("cuda", marks=[
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -106,8 +106,14 @@ def test_it_shows_one_task_and_lays_curves_over_each_other(server, width):
         ">report</button>",
         ">weights</button>",
         ">log</button>",
+        f"s-1: {task['name']}",  # several sweeps have a seed=0
+        "submitted",
     ):
         assert words in details
+    [running] = weft.Client(server.url).tasks("running")
+    text = chromium(f"{server.url}/#task={running['id']}", f"--window-size={width},1400", "--dump-dom")
+    details = text[text.index('id="details"') : text.index('id="search"')]
+    assert ">pause</button>" in details  # where the list has no room for it
     text = chromium(f"{server.url}/#curves=s-1", f"--window-size={width},1400", "--dump-dom")
     curve = text[text.index('id="curve"') : text.index('id="details"')]
     assert curve.count("<title>lr=") == 8  # four tasks, loss and score

@@ -114,10 +114,13 @@ def test_inference_over_http_and_from_the_command_line(server, anna, tmp_path):
 def test_results_and_weights_can_be_fetched(anna, tmp_path):
     from safetensors.torch import load_file
 
-    [task] = anna.submit(weft.Task(**TASK, seed=20))
-    anna.wait([task], 60)
+    [task, several] = anna.submit(
+        [weft.Task(**TASK, seed=20, name="one"), weft.Task(**TASK, name="several", select="val_loss", keep_top=2)]
+    )
+    anna.wait([task, several], 60)
     place = anna.fetch(task["id"], tmp_path)
     assert sorted(path.name for path in place.iterdir()) == ["model.safetensors", "result.json"]
+    assert len(weft.read(anna.fetch(several["id"], tmp_path), graph=weft.load("demo")).top) == 2
     found = json.loads((place / "result.json").read_text())
     assert found["status"] == "finished"
     assert found["metrics"]["val_accuracy"] == anna.show(task["id"])["score"]

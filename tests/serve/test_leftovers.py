@@ -39,7 +39,7 @@ def kept(reserved, monkeypatch):
 
 def test_workspaces_and_ends_of_segments_are_none_of_the_next_run(kept, reserved):
     reserved["rest"] = 200 * MIB
-    assert kept.settle() == 200 * MIB == kept.store.around
+    assert kept.settle() == 200 * MIB == kept.store.around()
     assert reserved["graphs"] == 300 * MIB
 
 

@@ -73,6 +73,17 @@ def test_a_task_samples_within_a_budget_of_its_own(tmp_path):
         assert same(queue.history(names[0]), plain.history)
 
 
+def test_a_batch_that_fits_is_decided_by_the_budget_of_the_server(server):
+    settings = {**SAMPLED, "batch": "fit"}
+    plain = weft.run(weft.Task(**settings), budget=whole_bytes() - 1, device="cpu", progress=False)
+    client = weft.Client(server.url)
+    [task] = client.submit(weft.Task(**settings))
+    [ended] = client.wait([task])
+    assert ended["state"] == "done", ended["error"]
+    assert client.result(task)["task"]["batch"] == plain.task.batch
+    assert same(client.result(task)["history"], plain.history)
+
+
 def test_what_does_not_fit_sampled_either_is_refused_with_what_it_needs(server):
     client = weft.Client(server.url)
     [task] = client.submit(weft.Task(**{**WIDE, "hidden": 512}))

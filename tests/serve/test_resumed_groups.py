@@ -239,13 +239,16 @@ def test_a_member_that_is_resumed_before_its_group_starts_goes_on_with_it(bench)
     assert len(bench.state.resumable) == 1
 
 
-def test_members_that_are_all_paused_go_on_alone_from_the_checkpoint(bench):
+def test_members_that_are_all_paused_wait_and_go_on_as_their_group(bench):
     group, names = bench.preempted(2)
     for name in names:
         bench.db.pause(name)
     bench.scheduler.schedule()
-    assert bench.group_state(group) == "dissolved"
-    assert [bench.db.get(name).plan["from"] for name in names] == [group.folder] * 2
+    assert (bench.group_state(group), bench.states(names)) == ("preempted", ["paused"] * 2)
+    for name in names:
+        bench.db.plan(bench.db.resume(name).id, bench.db.get(name).plan)
+    bench.scheduler.schedule()
+    assert (bench.group_state(group), bench.states(names)) == ("running", ["running"] * 2)
 
 
 # What the policy allows

@@ -115,6 +115,18 @@ def test_a_killed_process_ends_all_ranks_and_the_task_goes_on_from_its_checkpoin
     assert same(queue.history(name), expected)
 
 
+def test_a_rank_that_is_killed_while_it_starts_costs_an_attempt_and_not_the_task(queue):
+    name, ranks = submit(queue, {"epochs": 20, "seed": 4}), []
+    while not ranks:
+        queue.until(lambda: worker_of(queue, name) is not None)
+        ranks = rank_pids(worker_of(queue, name).pid)
+    os.kill(ranks[0], signal.SIGKILL)
+    [done] = queue.wait([name], 120)
+    assert (done.state, done.attempts) == ("done", 2), done.error
+    errors = [event.data["error"] for event in queue.db.events(task=name, limit=10_000) if "error" in event.data]
+    assert errors == ["rank 1 of 2 was killed before it had started (signal 9)"]
+
+
 def test_cancelling_ends_all_ranks(queue):
     name = submit(queue, {**LONG, "epochs": 100_000})
     _, ranks = wait_for_checkpoint(queue, name)

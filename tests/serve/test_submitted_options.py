@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from weft.serve.queue_db import Submission
 from weft.serve.submissions import BadRequestError, Registry, read_submissions
 
 QUEUED = [row.name for row in options_of("queue")]
-NOT_QUEUED = {"device": "cpu", "batches": [1], "hardware": None}
+NOT_QUEUED = {"device": "cpu", "log": ("csv:a.csv",), "batches": [1], "hardware": None}
 TWO = [{**TASK, "layers": 2}, {**TASK, "layers": 3}]
 
 
@@ -98,7 +99,7 @@ def test_the_description_of_the_interface_has_every_option():
     assert set(QUEUED) <= set(SUBMISSION["properties"])
 
 
-@pytest.mark.parametrize("name", ["device", "batches"])
+@pytest.mark.parametrize("name", ["device", "log", "batches"])
 def test_what_does_not_go_with_a_queue_is_refused(name):
     with pytest.raises(BadRequestError, match=f"{name}=.* cannot be submitted: a server chooses the device"):
         submitted(**{name: NOT_QUEUED[name]})
@@ -128,6 +129,30 @@ def test_a_queue_refuses_with_the_sentence_of_a_run(options):
     with pytest.raises(BadRequestError) as of_queue:
         read_submissions({"task": task, **options}, Registry(), "me", str)
     assert str(of_queue.value) == str(of_run.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--budget", "lots"], "--budget lots is not an amount of memory"),
+        (["--prune", "median"], "--prune would have no effect: 'one' has no other task"),
+        (["--cache", "1MiB", "--features", "host"], "--cache needs --features cached, not --features host"),
+        (["--sampler", "paper", "--division", "fixed"], "--sampler paper draws other neighbours than the host"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_a_shell_refuses_alike_and_in_its_own_words(words, sentence, tmp_path, monkeypatch, capsys):
+    from weft.cli.main import main
+
+    spec, answers = tmp_path / "one.toml", []
+    spec.write_text('name = "one"\ngraph = "demo"\n')
+    for command in (["run", str(spec), "--out", str(tmp_path / "out")], ["submit", str(spec)]):
+        monkeypatch.setattr(sys, "argv", ["weft", *command, *words])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        answers.append(capsys.readouterr().err)
+    assert answers[0] == answers[1]
+    assert answers[0].startswith(f"weft: error: {sentence}")
 
 
 def test_options_are_for_trainings():
@@ -165,6 +190,13 @@ def test_an_option_that_nothing_would_read_ends_a_task_with_the_sentence_of_a_ru
         weft.run(weft.Task(**TASK, name="one"), options=RunOptions.of(features="host"), device="cpu", progress=False)
     done = train(queue, TASK, features="host")
     assert (done.state, done.error.replace(repr(done.id), "'one'")) == ("failed", str(of_run.value))
+
+
+def test_an_option_of_other_devices_ends_a_task_before_it_is_started(queue):
+    with pytest.raises(weft.SpecError) as of_run:
+        weft.run(weft.Task(**TASK), options=RunOptions(ranks=2, sharded="tiles"), device="cpu", progress=False)
+    done = train(queue, TASK, ranks=2, sharded="tiles")
+    assert (done.state, done.attempts, done.error) == ("failed", 0, str(of_run.value))
 
 
 def test_a_placement_reaches_the_run_of_a_sampled_task(queue, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -128,6 +129,26 @@ def test_a_sweep_is_paused_resumed_and_cancelled_as_one(server, client):
     assert command(server, "cancel", name).endswith("2 tasks changed: 3 cancelled\n")
     assert [task["state"] for task in client.wait(name, 60)] == ["cancelled"] * 3
     assert client.cancel(name)["changed"] == 0
+
+
+def test_a_group_that_is_paused_with_its_sweep_goes_on_as_one(client):
+    sweep = weft.Sweep("demo", **{**LONG, "epochs": 1500, "name": "pauses"})
+    submitted = client.submit(sweep)
+    end, group = time.monotonic() + 60, {}
+    while not group.get("epoch"):
+        assert time.monotonic() < end, client.tasks(sweep=submitted.name)
+        group = next((g for g in client.state()["running"] if submitted[0]["id"] in g["members"]), {})
+    client.pause(submitted)
+    while any(running["id"] == group["id"] for running in client.state()["running"]):
+        assert time.monotonic() < end, "it does not leave its worker"
+        time.sleep(0.05)
+    assert client.show(submitted)["counts"] == {"paused": 3}
+    client.resume(submitted)
+    ended = [client.show(task) for task in client.wait(submitted, 120)]
+    assert [task["result"]["group"] for task in ended] == [group["id"]] * 3
+    with one_thread():
+        own = weft.run(sweep, device="cpu", progress=False)
+    assert [client.result(task)["history"] for task in ended] == [member.history for member in own]
 
 
 def test_only_its_user_and_the_operator_change_a_sweep(server, client):

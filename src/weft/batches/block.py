@@ -201,7 +201,8 @@ class Subgraph(OfTensors):
 
     ``edge_index [2, P]`` int64 holds sources above destinations as positions in ``nodes [M]`` int32, which begin with
     the ``num_seeds`` seeds. ``edges [P]`` int64: where each edge is in the graph's CSR, or None. ``weight [P]``,
-    ``relation [P]`` and ``edge_attr [P, ...]``: those of the graph at these edges, or None.
+    ``relation [P]`` and ``edge_attr [P, ...]``: those of the graph at these edges, or None. ``by_hop``: how many nodes
+    and edges every hop added, seeds outwards.
     """
 
     edge_index: Tensor
@@ -216,6 +217,7 @@ class Subgraph(OfTensors):
     y: Tensor | None = None
     num_relations: int = 0
     edge_attr: Tensor | None = None
+    by_hop: list[tuple[int, int]] | None = None
 
     @property
     def input_nodes(self) -> Tensor:
@@ -227,6 +229,30 @@ class Subgraph(OfTensors):
         """The seeds ``[S]``."""
         return self.nodes[: self.num_seeds]
 
+    def leading_to(self, first: int, last: int) -> Subgraph:
+        """The part that the seeds ``first`` to ``last`` (exclusive) depend on; they are its seeds.
+
+        It has every node that a path leads from to one of them, with all of its in-edges: in a model whose rows depend
+        on their in-neighbours alone, these seeds have the numbers of the whole, whatever its depth. Without seeds it is
+        the part of the first node, since modules may need a row.
+        """
+        src, dst = self.edge_index
+        needed = torch.zeros(self.nodes.numel(), dtype=torch.bool, device=src.device)
+        needed[first:last] = True
+        needed[0] |= first == last
+        before = 0
+        while (count := int(needed.sum())) > before:
+            before = count
+            needed[src[needed[dst]]] = True
+        seeds = torch.arange(first, last, device=src.device)
+        nodes = torch.cat([seeds, needed.index_fill(0, seeds, False).nonzero().squeeze(1)])
+        local = torch.zeros_like(needed, dtype=torch.int64)
+        local[nodes] = torch.arange(nodes.numel(), device=src.device)
+        picked, values = needed[dst], {"edges": self.edges, "weight": self.weight, "relation": self.relation}
+        values = {name: None if value is None else value[picked] for name, value in values.items()}
+        edge_index = local[self.edge_index[:, picked]]
+        return replace(self, edge_index=edge_index, nodes=self.nodes[nodes], num_seeds=last - first, **values)
+
     def with_data(self, x: Tensor | None = None, y: Tensor | None = None) -> Subgraph:
         """The same subgraph with features ``[M, F]`` and labels."""
         return replace(self, x=x, y=y)
@@ -235,9 +261,8 @@ class Subgraph(OfTensors):
 # ---- PaddedAdjacency: a sampled block padded to its capacity, built without reading a size back.
 #
 # Everything that a training step derives from it (work lists, transposes, self loops, GCN's factors) has a shape that
-# depends on the capacity alone and is made on the device, so that sampling and training can be captured together as
-# one
-# CUDA graph. Rows beyond the existing ones have no edges; entries beyond ``indptr[-1]`` are never read.
+# depends on the capacity alone and is made on the device: sampling and training can be captured as one CUDA graph. Rows
+# beyond the existing ones have no edges; entries beyond ``indptr[-1]`` are never read.
 #
 # Shapes: N rows, M columns, P entries, all of them capacities.
 

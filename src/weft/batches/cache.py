@@ -158,13 +158,15 @@ class Presampled:
 
 
 def policy_called(
-    name: str, own: CachePolicy | None, batches: Presampled, placement: DataPlacement, device: torch.device
+    name: str, user_policy: CachePolicy | None, batches: Presampled, placement: DataPlacement, device: torch.device
 ) -> CachePolicy:
-    """The policy of that name for batches on ``device``; ``own`` is the user's, whose name a plan has kept."""
-    if own is not None and type(own).__name__ == name:
-        return own
-    if own is not None:
-        raise InputError(f"cache_policy={type(own).__name__}: the plan caches what {name!r} chooses; plan again")
+    """The policy of that name for batches on ``device``; ``user_policy``: one of the user's, whose name a plan has."""
+    if user_policy is not None and type(user_policy).__name__ == name:
+        return user_policy
+    if user_policy is not None:
+        raise InputError(
+            f"cache_policy={type(user_policy).__name__}: the plan caches what {name!r} chooses; plan again"
+        )
     if name == "degree":
         return ByDegree(device)
     if name == "presampling":

@@ -114,25 +114,20 @@ class LayerWise:
                     x = self._store.read(block.input_nodes)
                 else:
                     rows = self._nodes_of(later + 1).position[block.input_nodes.long()].to(self._device)
-                    x = (
-                        FeatureStore(below.flatten(1), self._device)
-                        .read(rows)
-                        .unflatten(1, below.shape[1:])
-                        .movedim(1, 0)
-                    )
+                    x = FeatureStore(below.flatten(1), self._device).read(rows)
+                    x = x.unflatten(1, below.shape[1:]).movedim(1, 0)
                 adjacency = block.to(self._device).blocks[0].adjacency()
                 rows = torch.arange(block.seeds.numel(), device=self._device)
                 y = self._graph.y[:0].to(self._device)
                 chunk = Batch(x, adjacency, y, rows, torch.ones(1, device=self._device), layer=layer)
                 values = infer_chunk(infer, chunk)
                 if out is None:
-                    shape = (nodes.ids.numel(), values.shape[0], values.shape[-1])
-                    dtype = values.dtype
-                    out = self._rooms.get(layer)
+                    shape, dtype = (nodes.ids.numel(), values.shape[0], values.shape[-1]), values.dtype
+                    out = self._rooms.pop(layer, None)
                     if out is None or out.shape != shape or out.dtype != dtype:
-                        out = None
-                        self._rooms.pop(layer, None)  # released before there is another
-                        self._rooms[layer] = out = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
+                        out = None  # released before there is another
+                        out = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
+                    self._rooms[layer] = out
                 out[first : first + ids.numel()].copy_(values.movedim(0, 1))
             below = out
         assert below is not None

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.batches.block import MiniBatch, PaddedAdjacency, Subgraph, exact_device, local_adjacency
+from weft.batches.block import MiniBatch, Subgraph, exact_device, local_adjacency
 from weft.batches.cache import CacheChoice, Presampled, choose_cache, policy_called
 from weft.batches.features import FeatureStore
 from weft.batches.layerwise import LayerWise
 from weft.batches.pipeline import Pipeline, training_stages
-from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, edge_chunks, is_plain, resolved
+from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, edge_chunks, is_plain, padded_block, resolved
 from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 from weft.core.errors import SpecError
 from weft.core.placement import EVALUATION_EDGES, DataPlacement
@@ -310,12 +310,7 @@ class Sampled:
         return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
-        def full() -> tuple[Tensor, Tensor]:
-            nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # beyond the existing ones they hold anything
-            scale, degree = self._sampler.full_degrees
-            return scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
-
-        block = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=None if self._apart else full)
+        block = padded_block(hop, self._graph.num_nodes, None if self._apart else lambda: self._sampler.full_degrees)
         relation = self._sampler.relation_at(hop.edges)
         return block if relation is None else block.related(relation, self._graph.num_relations)
 

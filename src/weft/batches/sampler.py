@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.batches.block import Block, MiniBatch, OfTensors, Subgraph, exact_device
+from weft.batches.block import Block, MiniBatch, OfTensors, PaddedAdjacency, Subgraph, exact_device
 from weft.core.errors import InputError
 from weft.core.settings import most_picks, resolve
 from weft.graph.graph import Graph
@@ -45,9 +45,8 @@ from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, launch_
 # ---- The hops of a batch behind one interface: compiled on the CPU, Triton on the GPU, or any sampler of one hop.
 #
 # A :class:`HopSampler` returns, for seeds and fan-outs, one :class:`Hop` per fan-out, seeds outwards. With
-# ``expand="all"`` every hop samples for all nodes found before it (the rows of a block); with ``expand="new"`` only
-# for
-# those that the hop before it found (a local subgraph).
+# ``expand="all"`` every hop samples for all nodes found before it (the rows of a block), with ``expand="new"`` for
+# those alone that the hop before it found (a local subgraph).
 #
 # Shapes: S seeds, D rows, M nodes, P edges.
 
@@ -101,6 +100,16 @@ def torch_hops(
         first = nodes.numel() if expand == "new" else 0
         nodes = local.nodes
     return hops
+
+
+def local_edges(hops: Sequence[Hop]) -> Tensor:
+    """The edges ``[2, P]`` int64 of all hops, sources above destinations, as positions in the nodes of the last."""
+    pairs = []
+    for hop in hops:
+        rows = torch.arange(hop.first, hop.first + hop.indptr.numel() - 1, device=hop.indptr.device)
+        rows = torch.repeat_interleave(rows, hop.indptr.diff().long(), output_size=hop.indices.numel())
+        pairs.append(torch.stack([hop.indices.long(), rows]))
+    return torch.cat(pairs, 1)
 
 
 class TritonHops:
@@ -237,26 +246,23 @@ class NeighbourSampler:
         if not self.subgraph:
             blocks = [self._block(hop) for hop in reversed(hops)]
             return MiniBatch(tuple(blocks), hops[-1].nodes, seeds, epoch, batch)
-        pairs, parts = [], [self._per_edge(hop) for hop in hops]
-        for hop in hops:  # sources above destinations
-            rows = torch.arange(hop.first, hop.first + hop.indptr.numel() - 1, device=hop.indptr.device)
-            rows = torch.repeat_interleave(rows, hop.indptr.diff().long(), output_size=hop.indices.numel())
-            pairs.append(
-                torch.stack([hop.indices.long(), rows] if self.direction == "in" else [rows, hop.indices.long()])
-            )
+        edges, parts = local_edges(hops), [self._per_edge(hop) for hop in hops]
         joined = {
             name: None if parts[0][name] is None else torch.cat([part[name] for part in parts]) for name in parts[0]
         }
         if self._edge_attr is not None:
             picked = [self._edge_attr.index_select(0, self._in_matrix(hop.edges).long()) for hop in hops]
             joined["edge_attr"] = torch.cat(picked)
+        counts = [seeds.numel(), *(hop.nodes.numel() for hop in hops)]
+        added = [after - before for before, after in pairwise(counts)]
         return Subgraph(
-            torch.cat(pairs, 1),
+            edges if self.direction == "in" else edges.flip(0),
             hops[-1].nodes,
             seeds.numel(),
             epoch=epoch,
             batch=batch,
             num_relations=self.graph.num_relations,
+            by_hop=[(nodes, hop.indices.numel()) for nodes, hop in zip(added, hops, strict=True)],
             **joined,
         )
 
@@ -309,7 +315,7 @@ class NeighbourSampler:
             return partial(torch_hops, partial(sample_reservoir_torch, indptr, indices))
         launches = {"paper": (launch_paper, sample_paper), "reservoir": (launch_reservoir, sample_reservoir_triton)}
         kinds = {} if self.backend in COMPARED else {"replace": self.replace}
-        padded, kernel = (partial(one, **kinds) for one in launches.get(self.backend, (launch_sample, sample_triton)))
+        padded, kernel = (partial(f, **kinds) for f in launches.get(self.backend, (launch_sample, sample_triton)))
         if self._weight is None and fits:
             edges = self._edge_weight is not None or self._relation is not None
             options = {"edges": edges, "cached": self.cached, "sample_hop": padded}
@@ -361,6 +367,20 @@ def gcn_degrees(adj: Adjacency, first: int = 0) -> tuple[Tensor, Tensor]:
     scale = (total + loops).rsqrt()
     scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
     return scale, adj.indptr.diff().long()
+
+
+def padded_block(
+    hop: DeviceHop, num_nodes: int, degrees: Callable[[], tuple[Tensor, Tensor]] | None
+) -> PaddedAdjacency:
+    """The block of a padded hop; ``degrees``: ``(D^-1/2 [N], degree [N])`` of the whole graph, if GCN counts by it."""
+
+    def full() -> tuple[Tensor, Tensor]:
+        assert degrees is not None
+        nodes = hop.nodes.clamp(0, num_nodes - 1).long()  # beyond the existing ones they hold anything
+        scale, degree = degrees()
+        return scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
+
+    return PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=None if degrees is None else full)
 
 
 def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:

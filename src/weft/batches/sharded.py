@@ -9,19 +9,21 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from weft.batches.block import Block, PaddedAdjacency
+from weft.batches.block import Block, Subgraph, local_adjacency
 from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched
 from weft.batches.sampler import (
+    Fanout,
     Hop,
     SeedOrder,
     TritonHops,
     gcn_degrees,
     is_plain,
+    local_edges,
+    padded_block,
     torch_hops,
 )
 from weft.batches.source import Batch, FullGraph, SourceRequest
-from weft.core.errors import InputError, SpecError
-from weft.core.settings import Hop as Fanout
+from weft.core.errors import SpecError
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
 from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
@@ -37,8 +39,7 @@ class Shard(FullGraph):
     def __init__(self, request: SourceRequest, ranks: Ranks) -> None:
         super().__init__(request)
         graph = request.graph
-        if not isinstance(graph, ShardGraph):
-            raise InputError(f"graph {graph.name!r} is not a shard; make one with ShardGraph(graph, bounds, ranks)")
+        assert isinstance(graph, ShardGraph)
         self.reduce = RankReduce(ranks, graph.first_row, graph.num_nodes)  # type: ignore[assignment]
         share = torch.full((1,), graph.train_share(), device=graph.device)
         self.batch = replace(self.batch, share=share, shape="shard")
@@ -82,15 +83,11 @@ class ShardedSampled(Shard):
         super().__init__(request, sampling.ranks)
         graph = request.graph
         assert isinstance(graph, ShardGraph)
-        if request.subgraph:
-            raise SpecError(
-                "sampled training over ranks needs a model that takes a block per layer: in one subgraph for all "
-                "layers a node also has edges that were sampled for the seeds of other ranks; train it on one rank"
-            )
         if not all(isinstance(fanout, int) for fanout in sampling.fanout):
             raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
         self._shard, self._ranks, self._sampling, self._device = graph, sampling.ranks, sampling, graph.device
-        self._own_x, self._padding = request.x, request.padding and graph.adj.weight is None
+        self._own_x, self._subgraph = request.x, request.subgraph
+        self._padding = request.padding and graph.adj.weight is None and not request.subgraph
         train = torch.cat(self._ranks.gather_objects(graph.train.cpu() + graph.first_row)).to(self._device)
         self._order = SeedOrder(train, sampling.batch, sampling.seed)
         self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
@@ -109,8 +106,8 @@ class ShardedSampled(Shard):
         """``(D^-1/2 [N], degree [N])`` of all nodes."""
         assert isinstance(self._shard.adj, ShardedAdjacency)
         rows = self._shard.adj.forward
-        own = Adjacency(rows.indptr, rows.columns, self._shard.spread.bounds[-1], weight=rows.weight)
-        scale = torch.cat(self._ranks.gather_objects(gcn_degrees(own, rows.low)[0].cpu()))
+        adj = Adjacency(rows.indptr, rows.columns, self._shard.spread.bounds[-1], weight=rows.weight)
+        scale = torch.cat(self._ranks.gather_objects(gcn_degrees(adj, rows.low)[0].cpu()))
         return scale.to(self._device), self._shard.spread.indptr.diff().long()
 
     @cached_property
@@ -137,18 +134,21 @@ class ShardedSampled(Shard):
         yield from (self._part(epoch, number) for number in range(first, self.steps_per_epoch))
 
     def _part(self, epoch: int, number: int) -> Batch:
-        seeds, clock = self._seeds.of(epoch, number)
-        whole, rank, ranks = seeds.numel(), self._ranks.rank, self._ranks.ranks
-        seeds = seeds[whole * rank // ranks : whole * (rank + 1) // ranks]
+        every, clock = self._seeds.of(epoch, number)
+        whole, rank, ranks = every.numel(), self._ranks.rank, self._ranks.ranks
+        span = slice(whole * rank // ranks, whole * (rank + 1) // ranks)
+        seeds = every[span]
         shares = (seeds.numel() / whole, whole / self._order.seeds.numel())
-        share, of_epoch = (torch.full((1,), number, device=self._device) for number in shares)
+        share, of_epoch = (torch.full((1,), value, device=self._device) for value in shares)
         rows = torch.arange(seeds.numel(), device=self._device)
         part = Batch(self.batch.x, (), seeds, rows, share, of_epoch=of_epoch)
+        if self._subgraph:
+            return self._local(every, span, clock, part)
         if not self.overlaps:
             return self._sampled(seeds, clock, part)
-        varies, how = ("seeds", "clock", "share", "of_epoch"), {"fetch": self._fetch, "build": self._build}
-        given = {**vars(part), "shape": ("part", seeds.numel()), "varies": varies, **how}
-        return DeviceBatch(**given, seeds=seeds, clock=clock)
+        captured = {"shape": ("part", seeds.numel()), "varies": ("seeds", "clock", "share", "of_epoch")}
+        methods = {"fetch": self._fetch, "build": self._build}
+        return DeviceBatch(**{**vars(part), **captured}, **methods, seeds=seeds, clock=clock)
 
     def _sampled(self, seeds: Tensor, clock: Tensor, part: Batch) -> Batch:
         """The part of a batch in its true size."""
@@ -157,6 +157,25 @@ class ShardedSampled(Shard):
         hops = hops_of(seeds, self._sampling.fanout, clock, "all")
         blocks = tuple(self._block(hop) for hop in reversed(hops))
         return replace(part, x=self._x[hops[-1].nodes], blocks=blocks, y=data.y[seeds])
+
+    def _local(self, every: Tensor, span: slice, clock: Tensor, part: Batch) -> Batch:
+        """The part of a batch for a model that takes one subgraph for all layers, as it is on one rank.
+
+        There a node also has edges that were sampled for seeds of other ranks: every rank samples for all seeds, and
+        reads and trains on what its own depend on.
+        """
+        data = self._shard.spread
+        sample = partial(sample_torch, data.indptr, data.columns)
+        hops = torch_hops(sample, every, self._sampling.fanout, clock, "new")
+        edges, relations = torch.cat([hop.edges for hop in hops if hop.edges is not None]), self._graph.num_relations
+        whole = Subgraph(local_edges(hops), hops[-1].nodes, every.numel(), edges, num_relations=relations)
+        local = whole.leading_to(span.start, span.stop)
+        local = replace(local, **self._of_edges(local.edges))
+        return replace(part, x=self._x[local.nodes], blocks=local_adjacency(local), y=data.y[local.nodes])
+
+    def _of_edges(self, edges: Tensor | None) -> dict[str, Tensor | None]:
+        values = {"weight": self._shard.spread.weight, "relation": self._shard.spread.relation}
+        return {name: None if spread is None or edges is None else spread[edges] for name, spread in values.items()}
 
     def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and read; nothing of it is read back by the host, and a CUDA graph has memory of its own for it."""
@@ -170,21 +189,13 @@ class ShardedSampled(Shard):
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
         data = self._shard.spread
-
-        def full() -> tuple[Tensor, Tensor]:
-            nodes = hop.nodes.clamp(0, data.bounds[-1] - 1).long()  # beyond the existing ones they hold anything
-            scale, degree = self._degrees
-            return scale[nodes], degree[nodes[: hop.indptr.numel() - 1]]
-
-        block = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=full)
+        block = padded_block(hop, data.bounds[-1], lambda: self._degrees)
         if data.relation is None:
             return block
         return block.related(data.relation.rows(hop.edges, hop.indptr[-1:]), self._graph.num_relations)
 
     def _block(self, hop: Hop) -> Adjacency:
-        nodes, data = hop.nodes.long(), self._shard.spread
-        values = {"weight": data.weight, "relation": data.relation}
-        picked = {name: None if spread is None else spread[hop.edges] for name, spread in values.items()}
+        nodes, picked = hop.nodes.long(), self._of_edges(hop.edges)
         scale, degree = self._degrees
         full = {"gcn_scale": scale[nodes], "degree": degree[nodes[: hop.indptr.numel() - 1]]}
         relations = self._graph.num_relations

@@ -8,9 +8,10 @@ import typer
 
 from weft.cli import remote
 from weft.cli.data import app as data
+from weft.cli.job import job
 from weft.cli.machine import cache, probe, warm
 from weft.cli.plan import plan
-from weft.cli.predict import predict
+from weft.cli.predict import export, predict
 from weft.cli.queue import app as queue
 from weft.cli.run import run, tune
 from weft.cli.runs import compare, ls
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings=HELP,
 )
-for command in (run, tune, plan, ls, compare, predict, probe, warm, cache):
+for command in (run, tune, plan, job, ls, compare, predict, export, probe, warm, cache):
     app.command()(command)
 for name in ("submit", "watch", "show", "cancel", "pause", "resume", "logs", "fetch", "report"):
     app.command()(getattr(remote, name))

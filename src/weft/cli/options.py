@@ -53,7 +53,8 @@ def run_options(reader: str) -> tuple[ShellOption, ...]:
         if shell["help"]:
             kind = rule.kind if rule.parse is None and rule.kind in (bool, int, float) else str
             flag = f"--{row.name}/--no-{row.name}" if kind is bool else ""
-            rows.append(ShellOption(row.name, kind, default=row.default, flag=flag, **shell))
+            kind, default = (list[str], None) if rule.kind is tuple else (kind, row.default)
+            rows.append(ShellOption(row.name, kind, default=default, flag=flag, **shell))
     return tuple(rows)
 
 
@@ -75,11 +76,20 @@ def takes(*rows: ShellOption) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
+def with_section(section: Mapping[str, Any], reader: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options ``given`` in the shell, and those of the ``section`` [run] of a spec that are not given there."""
+    usual = {row.name: row.default for row in run_options(reader)}
+    mine = {name: value for name, value in section.items() if name in usual or reader == "queue"}
+    return {**given, **{name: value for name, value in mine.items() if given.get(name) in (usual.get(name), [])}}
+
+
 def shell_arguments(reader: str, values: Mapping[str, Any]) -> list[str]:
     """The words of a command line that give ``values`` of the options that ``reader`` reads."""
     words = []
     for row in run_options(reader):
         value, name = values.get(row.name, row.default), row.name.replace("_", "-")
-        if value != row.default:
+        if isinstance(value, (list, tuple)):
+            words += [word for item in value for word in (f"--{name}", item)]
+        elif value != row.default:
             words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return words

@@ -16,6 +16,7 @@ from weft.cli.options import Changes, Json, run_options, takes
 from weft.cli.spec import tuned_spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
+from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 
 DOES_NOT_FIT = 4
@@ -76,15 +77,15 @@ def plan(
         check_file(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
+    RunOptions(order=order or "given")  # refuses an order that there is not
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
     # A mistake in it is said before torch is loaded.
-    work, options = tuned_spec_of(spec, changes or [], given)
+    work, options = tuned_spec_of(spec, changes or [], "plan", given)
     for name, value in {"gpus": gpus, "out": out}.items():
         if value is not None and options.tuner is not None:
             raise SpecError(f"--{name} does not go with a tuner, whose trials are chosen while it runs on one device")
     with gc_paused():
-        from weft.dist.node_order import check_order
         from weft.engine.charts import check_picture, write_schedules, write_timeline
         from weft.engine.plan import (
             effect_words,
@@ -100,8 +101,6 @@ def plan(
         check_picture("--plot", plot)
     if simulate is not None:
         check_picture("--simulate", simulate)
-    if order is not None:
-        check_order(order)
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
     report = make_plan(work, machine=machine, options=options)

@@ -17,13 +17,17 @@ from weft.core.startup import gc_paused
 if TYPE_CHECKING:
     from numpy import ndarray
 
+    from weft.engine.result import Result
+
 ENDINGS = (".npy", ".csv")
 ROWS = 1 << 16  # of a CSV file, written at once
 WHAT = ("classes", "proba", "logits", "embedding")
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or a sweep that has ended.")]
+Member = Annotated[str | None, typer.Option(help="Of a sweep, which member by its name.", show_default="the best")]
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or a sweep that has ended.")],
+    run: Run,
     graph: Annotated[
         str | None, typer.Argument(metavar="[GRAPH]", help="Name or path of a graph.", show_default="as trained on")
     ] = None,
@@ -31,9 +35,7 @@ def predict(
     what: Annotated[
         str, typer.Option(metavar="classes|proba|logits|embedding", help="What to write per node.")
     ] = "classes",
-    member: Annotated[
-        str | None, typer.Option(help="Of a sweep, which member by its name.", show_default="the best")
-    ] = None,
+    member: Member = None,
     nodes: Annotated[
         str | None, typer.Option(metavar="train|val|test|IDS", help="A split, or ids: 3,5,8.", show_default="all nodes")
     ] = None,
@@ -70,20 +72,8 @@ def predict(
     with gc_paused():
         import numpy as np
 
-        from weft.engine.loading import read_result
-        from weft.engine.result import Result, graph_for, nodes_of
-    loaded = read_result(run)
-    if isinstance(loaded, Result):
-        if member is not None:
-            raise SpecError(f"--member {member}: {run} holds one run, not a sweep")
-        result = loaded
-    elif member is None:
-        result = loaded.best()
-    else:
-        try:
-            result = loaded[member]
-        except KeyError as error:
-            raise SpecError(f"--member {member}: {error.args[0]}") from None
+        from weft.engine.result import graph_for, nodes_of
+    result = trained(run, member)
     found = graph_for(result, graph)
     ids = nodes_of(numbers(nodes, "nodes"), found)
     methods = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}
@@ -97,6 +87,35 @@ def predict(
         else:
             write_csv(file, ids.numpy() if found.ids is None else found.ids[ids.numpy()], values, what)
     typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
+
+
+def export(
+    run: Run,
+    to: Annotated[str, typer.Option(metavar="pyg|torch-export|onnx|safetensors", help="The format.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="model.pt, .pt2, .onnx, ...")
+    ] = None,
+    member: Member = None,
+) -> None:
+    """Write the model in RUN for other libraries: called with x and edge_index, it treats features as in training."""
+    result = trained(run, member)
+    typer.echo(f"{result.export(to, out)}: {to} of {result.name!r}")
+
+
+def trained(run: Path, member: str | None) -> Result:
+    """The result in the folder ``run``; of a sweep that of ``member``, or the best."""
+    with gc_paused():
+        from weft.engine.loading import read_result
+        from weft.engine.result import Result
+    loaded = read_result(run)
+    if isinstance(loaded, Result):
+        if member is not None:
+            raise SpecError(f"--member {member}: {run} holds one run, not a sweep")
+        return loaded
+    try:
+        return loaded.best() if member is None else loaded[member]
+    except KeyError as error:
+        raise SpecError(f"--member {member}: {error.args[0]}") from None
 
 
 def write_csv(file: IO[bytes], ids: ndarray, values: ndarray, what: str) -> None:

@@ -23,10 +23,10 @@ from weft.cli.format import (
     with_local_times,
     write_file,
 )
-from weft.cli.options import Changes, Json, ShellOption, run_options, takes
+from weft.cli.options import Changes, Json, ShellOption, run_options, takes, with_section
 from weft.core.errors import InputError, SpecError
 from weft.core.run_options import RunOptions
-from weft.core.spec_file import read_spec
+from weft.core.spec_file import read_with_options
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.wording import option
@@ -92,23 +92,25 @@ def submit(
     submitted with the same --key before.
     """
     client = _client(server, token)
-    options = RunOptions.of(**{row.name: given[row.name] for row in run_options("queue")})
+    chosen = {row.name: given[row.name] for row in run_options("queue")}
+    work, section = (None, {}) if spec is None else read_with_options(spec, changes or [])
+    options = RunOptions.of(**with_section(section, "queue", chosen))
     common = {name: given[name] for name in ("key", "priority", "user")} | {"after": given["after"] or ()}
     inference = {name: given[name] for name in ("nodes", "graph", "latency_target")}
     inference["nodes"] = numbers(given["nodes"], "nodes")
     if given["infer"] is not None or given["weights"] is not None:
-        task = _inference_task(spec, changes or [], given, options)
+        task = _inference_task(work, changes or [], given, options)
         queued = [client.infer(given["infer"], task=task, weights=given["weights"], **inference, **common)]
     else:
         unread = next((name for name, value in inference.items() if value is not None), None)
         if unread is not None:
             flag = f"--{unread.replace('_', '-')}"
             raise SpecError(f"{flag} is for inference: give --infer TASK, or SPEC and --weights FILE")
-        if spec is None:
+        if work is None:
             raise SpecError("give SPEC.toml, or --infer TASK")
         due = None if given["deadline"] is None else parse_deadline(given["deadline"])
         limits = {"deadline": due, "time_limit": given["time_limit"]}
-        queued = client.submit(read_spec(spec, changes or []), options=options, **limits, **common)
+        queued = client.submit(work, options=options, **limits, **common)
     if wait:
         queued = client.wait(queued)
     if json:
@@ -122,12 +124,14 @@ def submit(
     _exit_if_failed(queued, "" if given["key"] is None else "; submit with another key to queue it again")
 
 
-def _inference_task(spec: Path | None, changes: list[str], given: dict[str, Any], options: RunOptions) -> Task | None:
-    """The settings of the model of an inference task in SPEC, if there is one; refuses what does not go together."""
+def _inference_task(
+    work: Task | Sweep | None, changes: list[str], given: dict[str, Any], options: RunOptions
+) -> Task | None:
+    """The model of an inference task: ``work`` is that of SPEC, if there is one. Refuses what does not go together."""
     infer, weights = given["infer"], given["weights"]
-    if infer is not None and (weights is not None or spec is not None or changes):
+    if infer is not None and (weights is not None or work is not None or changes):
         raise SpecError(f"--infer {infer} has settings and weights of its own; leave SPEC, --set and --weights out")
-    if infer is None and spec is None:
+    if infer is None and work is None:
         raise SpecError(f"--weights {weights} needs SPEC.toml: the settings that they were trained with")
     for name, value in options.given.items():
         reason = "; an inference task takes less than one epoch of its own" if name == "budget" else "; leave it out"
@@ -136,9 +140,8 @@ def _inference_task(spec: Path | None, changes: list[str], given: dict[str, Any]
         raise SpecError(f"--time-limit {given['time_limit']:g} is for trainings; leave it out")
     if given["deadline"] is not None:
         raise SpecError(f"--deadline {given['deadline']} is for trainings; give an inference task --latency-target S")
-    work = None if spec is None else read_spec(spec, changes)
     if isinstance(work, Sweep):
-        raise SpecError(f"{spec}: is a sweep; an inference task has the settings of one model")
+        raise SpecError("SPEC is a sweep; an inference task has the settings of one model")
     return work
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.format import aligned
-from weft.cli.options import Changes, run_options, shell_arguments, takes
-from weft.cli.spec import spec_of, tuned_spec_of
+from weft.cli.options import Changes, run_options, shell_arguments, takes, with_section
+from weft.cli.spec import section_of, spec_of, tuned_spec_of
 from weft.core.errors import SpecError
 from weft.core.run_options import TUNERS, RunOptions
-from weft.core.spec_file import read_spec
+from weft.core.spec_file import read_with_options
 from weft.core.startup import gc_paused
 from weft.core.wording import option
 from weft.engine.control import Interrupted
 
 if TYPE_CHECKING:
+    from weft.core.event import Event
     from weft.core.plan import Plan
     from weft.core.sweep import Sweep
     from weft.core.task import Task
@@ -85,7 +86,6 @@ def run(
     """
     folder = out if out is not None else Path("runs") / spec.stem
     shown = _progress(progress, json)
-    options = over_gpus(gpus, given)
     if on is not None:
         for name, value in {"resume": resume, "extend": extend}.items():
             if value:
@@ -94,11 +94,14 @@ def run(
             raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
         from weft.cluster.ray import run_on_ray
 
-        work = read_spec(spec, changes or [])
+        work, section = read_with_options(spec, changes or [])
+        options = over_gpus(gpus, with_section(section, "run", given))
         _conclude(
             run_on_ray(work, on, out=folder, overwrite=overwrite, options=options, **_display(shown)), folder, shown
         )
         return
+    section = {} if spec.suffix == ".json" else section_of(spec, changes or [])
+    options = over_gpus(gpus, with_section(section, "run", given))
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
         from weft.engine.run import run as train
@@ -142,7 +145,7 @@ def tune(
     """
     folder = out if out is not None else Path("runs") / spec.stem
     shown = _progress(progress, json=False)
-    work, options = tuned_spec_of(spec, changes or [], given)  # mistakes are reported before torch is loaded
+    work, options = tuned_spec_of(spec, changes or [], "run", given)  # mistakes are reported before torch is loaded
     if options.tuner is None:
         raise SpecError(f"{option('tuner')} says who chooses the trials: {', '.join(TUNERS)}; it may stand in [tune]")
     with gc_paused():
@@ -173,7 +176,11 @@ def _train(
 def _display(shown: str) -> dict[str, Any]:
     """What a run is given so that it shows itself as ``shown``: ``progress`` and ``on_event``."""
     progress = {"live": True, "plain": "plain"}.get(shown, False)
-    print_event = lambda event: print(event.to_json(), flush=True)  # noqa: E731
+
+    def print_event(event: Event) -> None:
+        if event.kind != "rows":  # progress says how far it is; every epoch is in the journal
+            print(event.to_json(), flush=True)
+
     return {"progress": progress, "on_event": print_event if shown == "json" else None}
 
 

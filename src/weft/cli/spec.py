@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from weft.cli.options import with_section
 from weft.core.errors import SpecError
 from weft.core.run_options import RunOptions
 from weft.core.search_space import Choice
-from weft.core.spec_file import read_spec, read_tuned
+from weft.core.spec_file import read_with_options
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.graph.catalog.listing import check_name
@@ -27,18 +28,26 @@ def spec_of(path: Path, overrides: Sequence[str] = (), tuned: bool = False) -> T
     return _read(path, tuple(overrides), tuned, _stamp(path))[0]
 
 
-def tuned_spec_of(path: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> tuple[Task | Sweep, RunOptions]:
-    """What is in the file, and the options of a run of it: those ``given``, else those of its section [tune]."""
+def section_of(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The options of a run in the section [run] of the file."""
+    return _read(path, tuple(overrides), False, _stamp(path))[1]
+
+
+def tuned_spec_of(
+    path: Path, overrides: Sequence[str], reader: str, given: Mapping[str, Any]
+) -> tuple[Task | Sweep, RunOptions]:
+    """What is in the file, and the options of a run of it: those ``given``, else those of its [run] and [tune]."""
     from weft.planner.tuning import Tuner
 
-    work, table = _read(path, tuple(overrides), True, _stamp(path))
+    work, section = _read(path, tuple(overrides), True, _stamp(path))
+    table = section["tune"]
     settings = {name: value for name, value in table.items() if name not in TUNE}
     options = {name: table.get(name) if given[name] is None else given[name] for name in TUNE}
     if settings and options["tuner"] is None:
         raise SpecError(f"{path}: {next(iter(settings))} of [tune] would have no effect without a tuner")
     if settings:
         options["tuner"] = Tuner.of(options["tuner"], **settings)
-    return work, RunOptions.of(**{**given, **options})
+    return work, RunOptions.of(**{**with_section(section, reader, given), **options})
 
 
 def _stamp(path: Path) -> object:
@@ -49,14 +58,14 @@ def _stamp(path: Path) -> object:
 
 @lru_cache(maxsize=1)  # the answer before parsing and the command ask for the same file
 def _read(path: Path, overrides: tuple[str, ...], tuned: bool, stamp: object) -> tuple[Task | Sweep, dict[str, Any]]:
-    work, table = read_tuned(path, overrides) if tuned else (read_spec(path, overrides), {})
+    work, options = read_with_options(path, overrides, tuned)
     for graph in _words(work, "graph"):
         check_name(graph)
     for model in _words(work, "model"):
         file = model.rpartition(":")[0]
         if file.endswith(".py") and not os.path.isfile(file):
             raise SpecError(f"model={model!r}: no such file: {file}")
-    return work, table
+    return work, options
 
 
 def _words(work: Task | Sweep, setting: str) -> list[str]:

@@ -216,7 +216,9 @@ def shares_of(report: PlanReport, nodes: int, ranks: int = 1) -> list[Share]:
             names, planned = tuple(task.label for task in part), group.plan
             why = f"share {key}: {len(names)} of a group of {len(planned.members)}, on a node that Ray chose"
             join = "stacked" if len(names) > 1 else "solo"
-            joined = Plan(names, join, planned.device, why=(why, *planned.why), mode=planned.mode)
+            joined = replace(
+                Plan(names, join, planned.device, mode=planned.mode), why=(why, *planned.why), batch=planned.batch
+            )
             shares.append(Share(key, part, sizes[number - 1], joined))
     return shares
 
@@ -265,7 +267,7 @@ def gpu_bytes(name: str) -> int:
 
 POLL_SECONDS = 0.2
 MOST_ATTEMPTS = 5  # of one share: a share that kills every node it is on is not tried for ever
-FORWARDED = ("note", "group", "progress", "end", "checkpoint")
+FORWARDED = ("note", "group", "rows", "log", "progress", "end", "checkpoint")
 
 
 def run_on_ray(
@@ -325,6 +327,8 @@ class _Run:
         self._advanced: dict[str, dict[str, float]] = {}
         self._results: dict[str, Result] = {}
         self._failures: list[str] = []
+        # The last epoch of every member: a share whose node was lost sends some again.
+        self._sent: dict[tuple[str, str], int] = {}
 
     def train(self, options: RunOptions) -> Result | SweepResult:
         """Plan, spread, train, collect."""
@@ -409,9 +413,12 @@ class _Run:
                                     self._advanced[key] = {name: data[name] for name in self._advanced[key]}
                                     every = list(self._advanced.values())
                                     data |= {name: sum(one[name] for one in every) for name in every[0]}
+                                if event.kind in ("rows", "log") and not self._keep_unsent(event, data):
+                                    continue
                                 if "groups" in data:  # the share is one of the groups of the whole
                                     data |= {"group": list(self._advanced).index(key) + 1, "groups": len(shares)}
-                                self._emit(event.kind, event.task if event.kind == "end" else "", key, **data)
+                                of_member = event.kind in ("end", "log")
+                                self._emit(event.kind, event.task if of_member else "", key, **data)
                 for reference in ready:
                     share, attempt = running.pop(reference)
                     outcome = self._outcome(reference, share.key, attempt)
@@ -440,6 +447,20 @@ class _Run:
                 lost = f"share {key} lost its node {attempt} times; the last time: {lines[0][:300]}"
                 raise TrainingError(lost) from None
             return None
+
+    def _keep_unsent(self, event: Event, data: dict[str, Any]) -> bool:
+        """Keep in ``data`` of a ``rows`` or ``log`` event what none has had yet; whether that is anything."""
+        parts = []
+        for part in data.get("members", [{"task": event.task, "first": data.get("epoch"), "rows": [()]}]):
+            sent = self._sent.get((event.kind, part["task"]), 0)
+            rows = part["rows"][max(sent + 1 - part["first"], 0) :]
+            if rows:
+                first = part["first"] + len(part["rows"]) - len(rows)
+                parts.append({**part, "first": first, "rows": rows})
+                self._sent[event.kind, part["task"]] = first - 1 + len(rows)
+        if "members" in data:
+            data["members"] = parts
+        return bool(parts)
 
     def _emit(self, kind: str, task: str = "", key: str = "", **data: Any) -> None:
         self._broadcast(Event(kind, task or self._work.label, data, group=key))

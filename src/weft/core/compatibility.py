@@ -11,8 +11,9 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
+from weft.core.errors import SpecError
 from weft.core.settings import identity
-from weft.core.task import Task, name_of
+from weft.core.task import LATEST, Task, name_of
 
 REGRESSIONS = ("mse", "mae", "huber")
 
@@ -27,7 +28,7 @@ MEMBER_NUMBERS = frozenset(
     {
         *("lr", "weight_decay", "dropout", "input_dropout", "attention_dropout", "betas", "eps", "momentum"),
         *("optimizer", "schedule", "warmup", "epochs", "patience", "clip_norm", "clip_value", "accumulate", "ema"),
-        *("label_smoothing", "seed", "name"),
+        *("label_smoothing", "select", "seed", "name"),
     }
 )
 
@@ -71,6 +72,24 @@ def metric_name(task: Task, multilabel: bool, regression: bool = False) -> str:
     return "f1_micro" if multilabel else "accuracy"
 
 
+def columns_of(splits: Sequence[str], metric: str) -> list[str]:
+    """The columns of a history: the loss of the training step, then losses and metrics of ``splits``."""
+    return ["loss", *(f"{split}_loss" for split in splits), *(f"{split}_{metric}" for split in splits)]
+
+
+def deciding_column(task: Task, metric: str, columns: Sequence[str]) -> int:
+    """The index of the column that decides the best epoch of ``task``; -1: the latest evaluation is the best."""
+    column = f"val_{metric}" if task.select is None else task.select
+    if column in columns:
+        return columns.index(column)
+    if task.select in (None, LATEST):
+        return -1
+    raise SpecError(
+        f"task {task.label!r}: select={task.select!r} is not measured; set it to one of {', '.join(columns)}, or to "
+        f"{LATEST!r} for the latest evaluation"
+    )
+
+
 def function_name(value: Any) -> str:
     """The name of an objective or a metric: ``"file.py:focal"`` is called focal, as is a function or its partial."""
     while isinstance(value, partial):
@@ -103,6 +122,7 @@ def stack_key(task: Task) -> dict[str, Hashable]:
         "optimizer": _by_name(task.optimizer) if task.has_own("optimizer") else weft_update,
         "decay": task.decay if task.weight_decay else "all",
         "eval_every": task.eval_every,
+        "keep_top": task.keep_top,
         "model": _by_name(task.model),
     }
     found |= dict.fromkeys(loop_parts(task), True)

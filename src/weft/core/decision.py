@@ -66,8 +66,8 @@ class Decision:
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
     ``rates``: factors for the learning rates of members from now on. ``start``: trials that begin, by their rows.
-    ``finish``:
-    this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
+    ``logged``: numbers that callbacks of members have logged after this epoch, by name. ``finish``: this session is
+    over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
     epoch: int
@@ -80,6 +80,7 @@ class Decision:
     reason: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
     start: Mapping[int, Start] = field(default_factory=dict)
+    logged: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

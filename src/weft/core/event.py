@@ -11,7 +11,7 @@ from typing import Any
 
 STEERED = ("paused", "resumed", "preempted")  # by a control, from outside
 KINDS = (
-    *("preparing", "start", "note", "group", "trial", "progress", "end", "checkpoint", *STEERED),
+    *("preparing", "start", "note", "group", "trial", "rows", "log", "progress", "end", "checkpoint", *STEERED),
     *("finish", "interrupted", "failed"),
 )
 
@@ -23,9 +23,14 @@ class Event:
     ``preparing``: what is done before training (``message``), and how much of it (``done`` of ``total``).
     ``start``: plan, device, settings. ``note``: a ``message`` worth reading. ``progress``: epoch, loss and
     metrics so far (of a sweep: of all ``members`` that run); with a cache also ``rows_read`` and ``feature_hit_rate``
-    (``lists_read`` and ``list_hit_rate`` of neighbour lists). ``checkpoint``: path and epoch. ``paused``, ``resumed``:
+    (``lists_read`` and ``list_hit_rate`` of neighbour lists). ``rows``: every epoch of every member, once, several at a
+    time: ``members`` lists ``task``, ``first`` (the epoch of the first row, counted from 1), ``columns`` and ``rows``,
+    NaN where nothing was measured (null in JSON). ``log``: numbers by name (``values``) that callbacks of a member
+    logged after an ``epoch``, with the member as ``task``. ``checkpoint``: path and epoch. ``paused``, ``resumed``:
     after which epoch. ``finish``, ``interrupted``, ``preempted``, ``failed``: how it ended. Of a sweep also ``group``:
-    members that begin to train together, and ``end``: a member's status and metrics, with the member as ``task``.
+    members that begin to train together, each with those of its ``settings`` that vary (``shared`` of ``start`` has the
+    others), and ``end``: a member's status and metrics, with the member as ``task``. ``folder`` (of ``start``, in a
+    sweep of ``end``) is that of its result and weights, if there is one.
     Of a tuned sweep also ``trial``: one begins, with its ``settings`` and the ``row`` that it trains in (``parent``,
     ``copied_at``: the trial that it continues, and since which epoch).
 
@@ -59,7 +64,11 @@ class Event:
 
     def to_json(self) -> str:
         """One line of JSON; NaN and infinity, which JSON does not know, become null."""
-        return json.dumps(finite(self.to_dict()), allow_nan=False)
+        data = self.to_dict()
+        try:
+            return json.dumps(data, allow_nan=False)
+        except (ValueError, TypeError):  # replacing takes three times as long, and most events need none
+            return json.dumps(finite(data), allow_nan=False)
 
 
 def finite(value: Any) -> Any:

@@ -18,7 +18,8 @@ class Member:
     Columns are the training loss, then losses and metrics of the splits. ``peers`` is equal for members whose scores
     compare. ``status`` is ``"running"`` or how it ended;
     ``end``: the epoch it is to end at; ``best_epoch`` counts from 0, -1: none. ``present``: whether it is still part of
-    its group's step. ``seconds``: its share of the group's time.
+    its group's step. ``seconds``: its share of the group's time. ``logged``: epochs (from 1) and the numbers that
+    callbacks logged after them, by name.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Member:
     objective: str = ""
     peers: str = ""
     rows: list[tuple[float, ...]] = field(default_factory=list)
+    logged: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     end: int = 0
     best_epoch: int = -1
     best_score: float = -math.inf

@@ -1,7 +1,7 @@
 """ModelTraits: one row per named model with all that planning and running need besides its layers.
 
 The classes behind the names are in ``weft.nn.models``. A user's model has a row and a class while a
-``with weft.nn.register_model(traits, cls):`` block runs.
+``with weft.nn.register_model(traits, cls):`` block runs, or from an entry point in ``weft.models``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.plugins import load_plugin
 
 GNN_SETTINGS = ("hidden", "layers", "dropout", "input_dropout", "norm", "residual")  # what weft.nn.models.GNN takes
 
@@ -114,14 +115,35 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
 )
 MODELS = tuple(BUILT_IN)  # the names of the built-in models
 
-_REGISTERED: dict[str, tuple[ModelTraits, Any]] = {}  # those of the blocks that run, each with its class
+# Those of the blocks that run and of plug-ins that were used, each with its class.
+_REGISTERED: dict[str, tuple[ModelTraits, Any]] = {}
 
 
 def traits_of(model: Any) -> ModelTraits | None:
     """The row of a named model; None for any other object, which is a user's model."""
     if not isinstance(model, str):
         return None
+    if model not in BUILT_IN and model not in _REGISTERED and isinstance(row := _plugin(model), tuple):
+        _REGISTERED[model] = row
     return BUILT_IN[model] if model in BUILT_IN else _REGISTERED.get(model, (None, None))[0]
+
+
+def import_path(name: str) -> str:
+    """``"module:callable"`` of a model that a plug-in adds without a row; ``name`` itself for any other."""
+    model = _plugin(name)
+    return name if model is None or isinstance(model, tuple) else f"{model.__module__}:{model.__qualname__}"
+
+
+def _plugin(name: str) -> Any:
+    """What the entry point ``name`` in ``weft.models`` is: None, a row with its class, or a callable."""
+    found = load_plugin("models", name) if name.isidentifier() else None
+    row = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], ModelTraits)
+    if found is None or (row and found[0].name == name) or (callable(found) and hasattr(found, "__qualname__")):
+        return found
+    raise SpecError(
+        f"model={name!r}: the entry point in weft.models must be a class or function, or a pair "
+        f"(weft.nn.ModelTraits({name!r}, ...), class), not {found!r}"
+    )
 
 
 def model_names() -> tuple[str, ...]:

@@ -65,7 +65,8 @@ class Plan(PlainData):
 
     ``division``: which batches the host prepares and which the device (None: one side all of them), and ``phases``
     the phase times that it was chosen by, as plain data (:meth:`weft.core.division.PhaseTimes.to_dict`). ``mode``:
-    ``"full"``, training on the whole graph, or ``"sampled"``. ``placement``: where features and edges lie (not
+    ``"full"``, training on the whole graph, or ``"sampled"``, and ``batch`` then the training nodes per step (what
+    ``batch="fit"`` came to). ``placement``: where features and edges lie (not
     given: all on the device). ``stages``: the way of a batch (none given: one stage, ``"train"`` on the device).
     ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes that it may take on the
     device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable elsewhere: the
@@ -86,6 +87,7 @@ class Plan(PlainData):
     cost: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
     mode: str = "full"
+    batch: int | None = None
     placement: DataPlacement | None = None
     division: Division | None = None
     phases: Mapping[str, Any] = field(default_factory=dict)

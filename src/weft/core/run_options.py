@@ -16,8 +16,9 @@ from weft.core.division import STRATEGIES
 from weft.core.errors import SpecError
 from weft.core.gpus import check_device_name
 from weft.core.placement import PLACES, POLICIES, SAMPLERS
+from weft.core.plugins import plugin_names
 from weft.core.settings import SHARDED_KERNELS, Rule
-from weft.core.task import Task
+from weft.core.task import FIT, Task
 from weft.core.units import parse_bytes
 from weft.core.wording import nearest_names, option
 
@@ -25,8 +26,18 @@ CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
+LOGGERS = {  # where each writes; in brackets: may be left out
+    "tensorboard": "DIR",
+    "wandb": "[PROJECT]",
+    "mlflow": "[URI]",
+    "trackio": "[PROJECT]",
+    "csv": "FILE",
+    "parquet": "FILE",
+    "logging": "[NAME]",
+}
 TUNERS = ("random", "asha", "hyperband", "halving", "pbt")
 TUNES = ("ask", "report", "stop", "tell")  # what a tuner of the user's own has
+STUDIES = ("ask", "tell", "sampler", "pruner", "directions")  # what a study of Optuna has
 WEAVES = ("off", "concurrent", "merged", "merged+push")
 
 
@@ -70,6 +81,26 @@ def parse_weave(value: Any, name: str) -> str:
     if weave not in WEAVES:
         raise SpecError(f"{option(name, value)} must be one of {', '.join(WEAVES)}")
     return str(weave)
+
+
+def parse_log(value: Any, name: str) -> tuple[str, ...]:
+    """One ``"KIND:WHERE"`` or several; a :class:`SpecError` for a kind that is not there, or that lacks its place."""
+    specs = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, str) for spec in specs):
+        raise SpecError(f"{option(name, value)} must be text such as 'csv:metrics.csv', or a list of such")
+    for spec in specs:
+        kind, _, where = spec.partition(":")
+        if kind not in LOGGERS and kind not in (added := plugin_names("loggers")):
+            known = [f"{kind}:{needs}".replace(":[", "[:") for kind, needs in LOGGERS.items()]
+            hint = nearest_names(kind, (*LOGGERS, *added))
+            raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*known, *added))}")
+        needs = LOGGERS.get(kind, "[]")
+        if not where and not needs.startswith("["):
+            raise SpecError(f"{option(name, spec)} must say where: {kind}:{needs}")
+    twice = next((spec for spec in specs if specs.count(spec) > 1), None)
+    if twice is not None:
+        raise SpecError(f"{option(name, twice)} is given twice; leave one of them out")
+    return tuple(specs)
 
 
 class _Options:
@@ -171,12 +202,13 @@ class Placement(_Options):
         super().__post_init__()
         if self.sampler != "default" and self.division is not None:
             raise SpecError(
-                f"sampler={self.sampler!r} draws other neighbours than the host, which prepares batches with "
-                f"division={self.division!r}; give one of the two"
+                f"{option('sampler', self.sampler)} draws other neighbours than the host, which prepares batches with "
+                f"{option('division', self.division)}; give one of the two"
             )
         extra = "cache" if self.cache is not None else "cache_policy" if self.cache_policy is not None else ""
         if extra and self.features is not None and "cached" not in (self.features, self.topology):
-            raise SpecError(f"{extra}= needs features='cached', not features={self.features!r}")
+            needs, features = option("features", "cached"), option("features", self.features)
+            raise SpecError(f"{option(extra)} needs {needs}, not {features}")
         if self.overlap and self.division is not None:
             raise SpecError(
                 f"{option('overlap', True)} does not go with {option('division', self.division)}: the GPU prepares all "
@@ -202,9 +234,9 @@ class RunOptions(_Options):
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
     ``placement``: where the data of sampled training lies. ``prune``: end members of a sweep that are not worth
     training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``tuner``: train the trials of a search
-    over the settings of a sweep, chosen by ``"random"``, ``"asha"``, ``"hyperband"``, ``"halving"``, ``"pbt"`` or a
-    :class:`weft.Tuner`: ``trials`` in all, ``width`` at once (None: what fills the device). ``checkpoint_every``:
-    seconds of training between checkpoints.
+    over the settings of a sweep, chosen by ``"random"``, ``"asha"``, ``"hyperband"``, ``"halving"``, ``"pbt"``, a
+    :class:`weft.Tuner` or a study of Optuna: ``trials`` in all, ``width`` at once (None: what fills the device).
+    ``checkpoint_every``: seconds of training between checkpoints.
     ``weave``: how stacks of different structure share a GPU: ``"off"`` (one group after another), ``"concurrent"`` (on
     streams of their own), ``"merged"`` (one step with shared kernels, which takes up to half a minute to compile) or
     ``"merged+push"`` (the same with TurboMGNN's pull-and-push; equal to rounding); None: concurrently if they do not
@@ -217,6 +249,8 @@ class RunOptions(_Options):
     ``sharded``: how ranks on GPUs sum rows that lie with others: ``"tiles"`` (copied while local rows are summed),
     ``"interleaved"`` (read by the kernel that sums local rows meanwhile, as MGG does), ``"staged"`` (copied in chunks
     beside it) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
+    ``log``: where epochs, settings and results of every member are also written: ``"tensorboard:DIR"``,
+    ``"csv:FILE"``, ... or a list of them (docs/tracking.md).
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     ``hardware``: what prepares batches of sampled training in addition to the host's threads, with ``name``,
     ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
@@ -245,8 +279,12 @@ class RunOptions(_Options):
         "tune plan",
         shown="none",
         choices=TUNERS,
-        accepts=lambda value: all(callable(getattr(value, name, None)) for name in TUNES),
-        described="an object with the methods of weft.Tuner: ask, report, stop and tell",
+        accepts=lambda value: (
+            value in plugin_names("tuners")
+            if isinstance(value, str) and value not in TUNERS
+            else any(all(hasattr(value, name) for name in names) for names in (TUNES, STUDIES))
+        ),
+        described="an object with the methods of weft.Tuner (ask, report, stop and tell), or a study of Optuna",
     )
     trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)
     width: int | None = run_option(
@@ -300,6 +338,16 @@ class RunOptions(_Options):
     checkpoint_every: float = run_option(
         CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
     )
+    log: tuple[str, ...] = run_option(
+        (),
+        tuple,
+        "Also log to: tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT], csv:FILE, parquet:FILE, "
+        "logging[:NAME]; repeat.",
+        "run",
+        "KIND[:WHERE]",
+        "none",
+        parse=parse_log,
+    )
     batches: Any = run_option(
         None,
         type(None),
@@ -339,7 +387,7 @@ class RunOptions(_Options):
         """A :class:`SpecError` for the first option that ``reader`` does not read; ``words`` say why."""
         for name, value in self.given.items():
             if name not in (one.name for one in options_of(reader)):
-                raise SpecError(f"{option(name, value)} {words}")
+                raise SpecError(f"{option(name, value[0] if isinstance(value, tuple) else value)} {words}")
 
     @property
     def for_queue(self) -> dict[str, Any]:
@@ -390,25 +438,37 @@ class RunOptions(_Options):
             name = "trials" if self.trials is not None else "width"
             raise SpecError(f"{option(name, given[name])} would have no effect without {option('tuner')}")
         if self.prune is not None and len(tasks) == 1:
-            raise SpecError(f"prune= would have no effect: {tasks[0].label!r} has no other task to be compared with")
+            label = tasks[0].label
+            raise SpecError(f"{option('prune')} would have no effect: {label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:
             raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
         for name in ("batches", "hardware"):
             if self.placement.sampler != "default" and getattr(self, name) is not None:
                 raise SpecError(
-                    f"sampler={self.placement.sampler!r} makes the batches on the GPU, and {name}= elsewhere; give one "
-                    "of the two"
+                    f"{option('sampler', self.placement.sampler)} makes the batches on the GPU, and {name}= "
+                    "elsewhere; give one of the two"
                 )
         if self.hardware is not None and not any(task.sampled for task in tasks):
             raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:
             where = f"task {task.label!r}: "
+            if task.batch == FIT and (self.ranks > 1 or self.batches is not None):
+                other = f"ranks={self.ranks}" if self.ranks > 1 else "batches="
+                raise SpecError(
+                    f"{where}batch='fit' is decided for one device and its sampler, not with {other}: give a number"
+                )
             if self.batches is not None:
                 if not task.sampled or task.fanout is None:
                     raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")
                 for name in ("batch_seed", "feature_norm"):
                     if name in task.given:
                         raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
+
+    def check_device(self, kind: str) -> None:
+        """A :class:`SpecError` for options that a run on devices of ``kind`` would not read."""
+        if self.sharded is not None and kind != "cuda":
+            reason = "is a kernel of GPUs; ranks on a CPU copy remote rows first: leave it out"
+            raise SpecError(f"{option('sharded', self.sharded)} {reason}")
 
     def check_joins(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` if ``weave`` joins none of ``tasks``, all that there are; in a queue others may come."""

@@ -161,23 +161,32 @@ class CallbackContext:
     """A task after one of its epochs, as a callback sees it.
 
     ``task``: its name; ``epoch``: counted from 1; ``history``: a list per column, NaN where nothing was measured;
-    ``model``: the model as it is now. :meth:`stop` ends the task here, :meth:`scale_lr` changes its rate from the next
-    step on.
+    ``model``: a copy of the model as it is now; ``gradient_norm``: of its last step. :meth:`stop` ends the task here,
+    :meth:`scale_lr` changes its rate from the next step on, :meth:`log` records numbers.
     """
 
     task: str
     epoch: int
     history: Mapping[str, Sequence[float]]
     make_model: Callable[[str], Any] | None = field(default=None, repr=False)
+    read_gradient_norm: Callable[[str], float] | None = field(default=None, repr=False)
+    logged: dict[str, float] = field(default_factory=dict, init=False)
     factor: float = field(default=1.0, init=False)
     reason: str | None = field(default=None, init=False)
 
     @cached_property
     def model(self) -> Any:
-        """The ``nn.Module`` with its current weights, in evaluation mode: a copy, separate from the training."""
+        """The ``nn.Module`` with its current weights, in evaluation mode: a copy, so writing to it changes nothing."""
         if self.make_model is None:
             raise SpecError(f"task {self.task!r}: a callback reads the model, which is not in this process")
         return self.make_model(self.task)
+
+    @cached_property
+    def gradient_norm(self) -> float:
+        """The norm of the loss's gradient by all weights in the last step, before clipping and weight decay."""
+        if self.read_gradient_norm is None:
+            raise SpecError(f"task {self.task!r}: a callback reads the gradient, which is not in this process")
+        return self.read_gradient_norm(self.task)
 
     def __getitem__(self, column: str) -> float:
         """What was measured last in a column, such as ``"val_loss"``."""
@@ -194,6 +203,16 @@ class CallbackContext:
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
             raise SpecError(f"scale_lr({factor!r}): the factor must be a number, at least 0")
         self.factor *= factor
+
+    def log(self, **values: Any) -> None:
+        """Record numbers after this epoch, by name: in an event of kind ``log``, and in ``result.logged``."""
+        for name, value in values.items():
+            number = number_in(value)
+            if name in self.history or name == "epoch":
+                raise SpecError(f"log({name}=...): {name} is a column of the history; choose another name")
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise SpecError(f"log({name}={value!r}): must be a number")
+            self.logged[name] = float(number)
 
 
 def read_callbacks(value: Any, name: str) -> tuple[Callback, ...]:
@@ -340,7 +359,8 @@ def most_picks(hop: int | tuple[int, ...]) -> int:
 
 def picks_per_hop(fanouts: Sequence[Hop], stats: GraphStats) -> list[int]:
     """Neighbours that a node of a graph has at most in every hop; -1: as many as there are."""
-    return [most_picks(hop) for hop in resolve(fanouts, stats.num_relations, stats.relation_edges)]
+    hops = resolve(fanouts, stats.num_relations, stats.relation_edges) if fanouts else ()  # no hop leads on from seeds
+    return [most_picks(hop) for hop in hops]
 
 
 # ---- Read the settings of the training loop that are more than a number: class weights, parameter groups, plateau.
@@ -357,7 +377,6 @@ PLATEAU_RULES = {
 }
 GROUP_SETTINGS = ("lr", "weight_decay")  # what a group of parameters may have of its own with Weft's optimizers
 LOWER = ("mse", "mae")  # metrics of which less is better
-BOUNDED = ("accuracy", "f1_micro", "f1_macro", "roc_auc")  # metrics that are never below 0
 
 
 def lower_is_better(column: str) -> bool:

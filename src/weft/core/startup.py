@@ -85,6 +85,9 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
             if not (name in modules and isinstance(value, ModuleType)):
                 super().__setattr__(name, value)
 
+        def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+            return import_module, (package,)  # pickles of functions that name the package go to other processes
+
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -22,8 +22,8 @@ from weft.core.task import (
     Task,
     model_settings,
     plain_value,
-    reject_unknown,
     rules,
+    with_model_args,
 )
 
 # ---- The values of a sweep's settings: which are lists or ranges, how they are frozen, compared and written as JSON.
@@ -113,7 +113,8 @@ def _as_tuples(value: Any) -> Any:
     if hasattr(value, "tolist") and getattr(value, "ndim", None):  # arrays of numpy and torch
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {key: _as_tuples(item) for key, item in value.items()}
+        # A tensor among arguments of a model is one value, such as the degrees that PyG's PNA takes.
+        return {key: item if hasattr(item, "requires_grad") else _as_tuples(item) for key, item in value.items()}
     return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple, range)) else value
 
 
@@ -169,15 +170,20 @@ MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four valu
 REDRAWS = 50  # attempts at a combination that was not drawn before
 
 
-def overrides(entries: Any, label: str) -> Iterator[dict[str, Any]]:
-    """The entries of ``tasks``, checked and frozen."""
+def overrides(entries: Any, label: str) -> Iterator[Mapping[str, Any]]:
+    """The entries of ``tasks``, each a mapping; their settings are not checked."""
     if isinstance(entries, (Mapping, str)):
         raise SpecError(f"{label}: tasks={entries!r} must be a list of dicts, such as tasks=[{{'hidden': 16}}]")
     for entry in entries:
         if not isinstance(entry, Mapping):
             raise SpecError(f"{label}: tasks has {entry!r}; expected a dict of settings, such as {{'hidden': 16}}")
-        reject_unknown(entry, f"{label}, entry of tasks")
-        yield frozen(entry)
+        yield entry
+
+
+def values_of(value: Any) -> list[Any]:
+    """The values that a setting has in a sweep."""
+    value = value.values if isinstance(value, Choice) else value
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def members_of(sweep: Sweep, label: str) -> list[Task]:
@@ -334,10 +340,13 @@ class Sweep:
             if "split" in settings:
                 raise SpecError(f"{label}: splits={splits!r} and split={settings['split']!r}: give one of the two")
             settings["split"] = splits
-        reject_unknown(settings, label)
+        entries = list(overrides(tasks, label))
+        models = [values_of(entry.get("model", model)) for entry in entries]
+        settings = with_model_args(settings, itertools.chain(values_of(model), *models), label)
+        explicit = map(with_model_args, entries, models, itertools.repeat(f"{label}, entry of tasks"))
         put = object.__setattr__
         put(self, "settings", frozen({"graph": graph, "model": model, **seed_last(settings)}))
-        put(self, "explicit", tuple(overrides(tasks, label)))
+        put(self, "explicit", tuple(map(frozen, explicit)))
         put(self, "samples", Rule(int, low=1, optional=True).check(f"{label}: ", "samples", samples))
         put(self, "sample_seed", Rule(int, low=0).check(f"{label}: ", "sample_seed", sample_seed))
         put(self, "name", Rule(str, optional=True).check(f"{label}: ", "name", name))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.models import ModelTraits, import_path, model_names, traits_of
 from weft.core.search_space import Choice, Range
 from weft.core.settings import (
     Callback,
@@ -32,22 +34,27 @@ from weft.core.settings import (
 from weft.core.wording import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
+MOST_KEPT = 100  # epochs whose weights are kept: each takes as much memory as the weights
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 OPTIMIZER_GIVEN = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what a class of torch.optim is given if it takes it
 OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings that may be functions of the user's own
-LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
+LOOP_SETTINGS = ("optimizer_args", "plateau", "patience", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
-ELSEWHERE = {  # what other libraries call a setting
+LATEST = "last"  # as ``select``: the latest evaluation is the best
+FIT = "fit"  # a batch that is as large as fits, which the plan decides
+ALIASES = {  # PyG's names, which are read as Weft's: a task, its results and its plans have the latter alone
     "learning_rate": "lr",
     "num_neighbors": "fanout",
-    "fanouts": "fanout",
     "batch_size": "batch",
     "hidden_channels": "hidden",
+    "num_layers": "layers",
+}
+ELSEWHERE = {  # what else other libraries call a setting: an error that names Weft's
+    "fanouts": "fanout",
     "hidden_dim": "hidden",
     "hidden_size": "hidden",
     "num_hidden": "hidden",
-    "num_layers": "layers",
     "n_layers": "layers",
     "num_heads": "heads",
     "num_epochs": "epochs",
@@ -60,6 +67,7 @@ ELSEWHERE = {  # what other libraries call a setting
     "scheduler": "schedule",
     "lr_scheduler": "schedule",
     "early_stopping": "patience",
+    "monitor": "select",
     "gradient_clip_val": "clip_norm",
     "accumulate_grad_batches": "accumulate",
     "wd": "weight_decay",
@@ -79,14 +87,16 @@ MAX_LAYERS = 10_000  # each is built and dry-run before planning ends, a thousan
 class Task:
     """One training: a graph, a model, and how to train it. Every field is checked on construction.
 
-    ``graph`` is a name (``"cora"``), a path, or a :class:`weft.Graph`. ``model`` is the name of a model (``"gcn"``),
-    ``"module:callable"`` or ``"file.py:callable"``, an ``nn.Module``, or a callable
-    ``(in_features, out_features, ...) -> nn.Module``. A callable is given those model settings that the task gives
-    and whose names its signature has, and all of ``model_args``; a setting that nothing reads is an error when the
-    task is run or planned. ``init="fresh"`` draws new weights, by the seed, for an ``nn.Module`` given as an object.
+    ``graph`` is a name (``"cora"``), a path, a :class:`weft.Graph`, or a ``Data`` or dataset of PyG. ``model`` is the
+    name of a model (``"gcn"``), ``"module:callable"`` or ``"file.py:callable"``, an ``nn.Module``, or a callable
+    ``(in_features, out_features, ...) -> nn.Module`` (or ``in_channels``, ``out_channels``, as PyG's classes have
+    them). A callable is given those model settings that the task gives and whose names its signature has, and all of
+    ``model_args``; keywords that are no settings of a task, but may be its arguments, are added to ``model_args``. A
+    setting that nothing reads is an error when the task is run or planned. The names in :data:`ALIASES` are read as
+    Weft's own. ``init="fresh"`` draws new weights, by the seed, for an ``nn.Module`` given as an object.
     """
 
-    graph: Any = None
+    graph: Any = field(default=None, hash=False)  # a Data of PyG has no hash
     model: Any = "gcn"
 
     layers: int = setting(2, int, low=1, high=MAX_LAYERS, section="model")
@@ -117,7 +127,9 @@ class Task:
     plateau: dict[str, Any] = setting(dict, dict, parse=read_plateau)  # of schedule="plateau"
     warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
-    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
+    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better value of ``select``
+    select: str | None = setting(None, str)  # the column that decides the best epoch; None: the validation metric
+    keep_top: int | None = setting(None, int, low=1, high=MOST_KEPT)  # weights of so many best epochs; None: the best
     eval_every: int = setting(1, int, low=1, high=MOST)
     clip_norm: float | None = setting(None, float, above=0)  # of a task's whole gradient
     clip_value: float | None = setting(None, float, above=0)  # of every number of it
@@ -136,7 +148,8 @@ class Task:
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
     # Sampled: neighbours per hop (and relation), seeds outwards; -1: all.
     fanout: tuple[Hop, ...] | None = setting(None, tuple, parse=read_fanout)
-    batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
+    # Sampled: training nodes per step; "fit": as many as fit, a power of two.
+    batch: Any = setting(1024, int, low=1, high=MOST, accepts=lambda value: isinstance(value, str) and value == FIT)
     batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
@@ -152,24 +165,15 @@ class Task:
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 
-    def __new__(cls, *values: Any, **settings: Any) -> Task:
-        """Note which settings were given: a default of Weft's does not replace that of a user's model."""
-        reject_unknown(settings, "task")
-        task = object.__new__(cls)
-        names = [*settings, *(f.name for f in fields(cls)[: len(values)])]
-        object.__setattr__(task, "_given", frozenset(names))
-        return task
-
     def __post_init__(self) -> None:
         where = f"task {self.label!r}: "
         if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
             raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
-        if type(self.graph).__module__.startswith("torch_geometric."):
-            kind = type(self.graph).__name__
-            raise SpecError(f"{where}graph is a {kind} of PyG; give graph=weft.Graph.from_pyg(data), made of it once")
         if hasattr(self.graph, "__fspath__"):
             object.__setattr__(self, "graph", str(self.graph))
         if isinstance(self.model, str):
+            if self.traits is None:
+                object.__setattr__(self, "model", import_path(self.model))
             if self.traits is None and (":" not in self.model or self.model.startswith("<")):
                 suggestion = did_you_mean(self.model, model_names())
                 raise SpecError(
@@ -186,7 +190,8 @@ class Task:
             if name in model_settings():
                 raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
         for name, rule in rules().items():
-            object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
+            if name != "norm" or self.traits is not None:  # PyG's classes also take "batch_norm" or "GraphNorm"
+                object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
         self._check_loop(where)
         traits = self.traits
         if traits is not None and traits.has_heads and self.layers > 1 and self.hidden % self.heads:
@@ -254,6 +259,8 @@ class Task:
             return f"schedule={name_of(self.schedule)} does not read it; set schedule='plateau'"
         if name == "huber_delta" and self.objective != "huber":
             return f"objective={name_of(self.objective)} does not read it; set objective='huber'"
+        if name == "patience" and self.select == LATEST:
+            return f"select={LATEST!r} takes the weights of the latest evaluation; leave it out"
         if name == "warmup" and self.has_own("schedule"):
             return "the schedule is a function of your own, which says the rate of every epoch"
         if name in ("label_smoothing", "class_weights") and self.has_own("objective"):
@@ -285,8 +292,10 @@ class Task:
 
     def with_values(self, **changes: Any) -> Task:
         """The same task with some fields changed, checked again."""
-        reject_unknown(changes, f"task {self.label!r}")
-        return Task(**{**{name: getattr(self, name) for name in self.given}, **changes})
+        values = {name: getattr(self, name) for name in self.given}
+        if "model_args" in values:
+            values["model_args"] = {name: value for name, value in self.model_args.items() if name not in changes}
+        return Task(**{**values, **with_own_names(changes, f"task {self.label!r}")})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
@@ -305,7 +314,7 @@ class Task:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
         """The inverse of :meth:`to_dict`, for tasks whose graph and model have names."""
-        data = dict(data)
+        data = with_own_names(data, "task")
         given = data.pop("given", None)
         reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
         if data.get("mode", "sampled") != "sampled":  # nothing reads them, and setting them would select it
@@ -321,6 +330,8 @@ class Task:
             check_group_settings(self.label, self.param_groups)
         if self.clip_norm is not None and self.clip_value is not None:
             raise SpecError(f"{where}clip_norm and clip_value are two ways to clip; give one of them")
+        if self.keep_top is not None and self.select == LATEST:
+            raise SpecError(f"{where}keep_top={self.keep_top} needs a column that ranks epochs, not select={LATEST!r}")
         if self.warmup >= self.epochs:
             raise SpecError(
                 f"{where}warmup={self.warmup} must be below epochs={self.epochs}, or nothing is left to train at the "
@@ -339,6 +350,65 @@ class Task:
                 f"{where}fan-outs per relation are for models that read relations, such as rgcn; {self.model} takes "
                 "one number per hop"
             )
+
+
+def _reading(initialise: Callable[..., None]) -> Callable[..., None]:
+    """``Task.__init__`` that also takes PyG's names and arguments of the model, and notes what was given."""
+    names = [f.name for f in fields(Task)]
+
+    @wraps(initialise)
+    def init(task: Task, *values: Any, **settings: Any) -> None:
+        positional = dict(zip(names, values, strict=False))
+        settings = with_model_args(settings, [{**positional, **settings}.get("model", "gcn")], "task")
+        object.__setattr__(task, "_given", frozenset((*positional, *settings)))  # the rest are defaults
+        initialise(task, *values, **settings)
+
+    return init
+
+
+Task.__init__ = _reading(Task.__init__)  # type: ignore[method-assign]
+
+
+def with_own_names(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings by Weft's own names, in the same order; a :class:`SpecError` for one that is given twice."""
+    for alias in ALIASES.keys() & settings.keys():
+        if ALIASES[alias] in settings:
+            raise SpecError(f"{where}: {alias} is another name of {ALIASES[alias]}; give one of them")
+    return {ALIASES.get(name, name): value for name, value in settings.items()}
+
+
+def with_model_args(settings: Mapping[str, Any], models: Iterable[Any], where: str) -> dict[str, Any]:
+    """Settings by Weft's own names, those that are arguments of one of ``models`` in ``model_args``.
+
+    A :class:`SpecError` for a name that is neither.
+    """
+    settings, models = with_own_names(settings, where), list(models)
+    own = {f.name for f in fields(Task)}
+    args = {name: value for name, value in settings.items() if name not in own}
+    reject_unknown([name for name in args if not any(may_have(model, name) for model in models)], where)
+    if not args:
+        return settings
+    written = read_arguments(settings.get("model_args", {}), f"{where}: model_args")
+    for name in args.keys() & written.keys():
+        raise SpecError(f"{where}: {name} is given by itself and in model_args; give it once")
+    return {name: value for name, value in settings.items() if name in own} | {"model_args": {**written, **args}}
+
+
+def may_have(model: Any, name: str) -> bool:
+    """Whether ``model`` may have an argument ``name``; of one that is in a file, its signature says so later."""
+    if isinstance(model, str):
+        return ":" in model
+    is_built = hasattr(model, "named_parameters") and not isinstance(model, type)
+    return callable(model) and not is_built and takes(model, name)
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether ``make`` can be given ``name``."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def rules() -> dict[str, Rule]:
@@ -376,7 +446,7 @@ def name_of(value: Any) -> str:
     return value if isinstance(value, str) else object_name(value)
 
 
-def reject_unknown(data: Mapping[str, Any], where: str) -> None:
+def reject_unknown(data: Iterable[str], where: str) -> None:
     """A :class:`SpecError` for the first key that is no field of :class:`Task`."""
     known = [f.name for f in fields(Task)]
     for key in data:

@@ -25,12 +25,14 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
     else:
         found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
         if found is None:
-            raise SpecError(f"{what}={value!r} is not an amount of memory; write it like 24GiB, 500MB or 16000000000")
+            raise SpecError(
+                f"{option(what, value)} is not an amount of memory; write it like 24GiB, 500MB or 16000000000"
+            )
         number, letter, binary = found.groups()
         decimal = str(value).strip().lower().endswith("b") and not binary and bool(letter)
         amount = float(number) * (DECIMAL if decimal else BINARY)[letter.lower()]
     if not math.isfinite(amount) or amount < 1:
-        raise SpecError(f"{what}={value!r} must be at least one byte; write it like 24GiB")
+        raise SpecError(f"{option(what, value)} must be at least one byte; write it like 24GiB")
     if amount >= MOST_BYTES:
         raise SpecError(f"{option(what, value)} is more memory than there is; write it like 24GiB")
     return int(amount)

@@ -24,9 +24,9 @@ def shell_words() -> Iterator[None]:
 def option(name: str, value: object = None) -> str:
     """``out=`` or ``--out``; with a value ``out='runs/a'`` or ``--out runs/a``, ``resume=True`` or ``--resume``.
 
-    A long value is cut.
+    A long value is cut. Names in capitals are variables of the environment, written alike in both.
     """
-    if _IN_SHELL.get():
+    if _IN_SHELL.get() and not name.isupper():
         name = name.replace("_", "-")
         if isinstance(value, bool):
             return f"--{name}" if value else f"--no-{name}"

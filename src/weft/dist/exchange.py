@@ -153,7 +153,7 @@ class Exchange:
             local, remote = grad.split([self._counts[self._rank], self.halo.size], -2)
             return local + self.return_gradients(remote)
 
-        return Collective.apply(x, lambda own: torch.cat([own, self.get(own)], -2), back)
+        return Collective.apply(x, lambda here: torch.cat([here, self.get(here)], -2), back)
 
 
 class Collective(torch.autograd.Function):

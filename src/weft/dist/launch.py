@@ -142,20 +142,22 @@ class _Children:
         self._ranks, self._lines, self._processes = [a.rank for a in addresses], [], []
         for address in addresses:
             mine, theirs = context.Pipe(duplex=False)
-            arguments_of_rank = (address, worker, payload, theirs, threads)
-            name = f"weft rank {address.rank}"
-            process = context.Process(target=_run_rank, args=arguments_of_rank, name=name, daemon=True)
+            of_rank, name = (address, worker, payload, theirs, threads), f"weft rank {address.rank}"
+            process = context.Process(target=_run_rank, args=of_rank, name=name, daemon=True)
             process.start()
             theirs.close()
             self._lines.append(mine)
             self._processes.append(process)
-        for mine, process in zip(self._lines, self._processes, strict=True):
+        for rank, mine, process in zip(self._ranks, self._lines, self._processes, strict=True):
             mine.poll(None)  # until it has started, or is gone
             try:
                 mine.recv()
             except EOFError:
+                process.join(JOIN_SECONDS)  # its own exit code, before the others are ended
                 self.end_all()
-                process.join(JOIN_SECONDS)
+                if (process.exitcode or 0) < 0:
+                    reason = f"was killed before it had started (signal {-process.exitcode})"
+                    raise RankLostError(f"rank {rank} of {len(addresses) + 1} {reason}", rank) from None
                 raise SpecError(
                     f"ranks={len(addresses) + 1}: the processes of the other ranks import this script, which starts "
                     "the run again as they do; put what starts it under if __name__ == '__main__':"
@@ -173,6 +175,9 @@ class _Children:
 
     def join(self) -> None:
         """Wait for the ends of all; an error if one failed."""
+        # Two threads that wait for one process: the second may find no exit code although the process ended well.
+        self._stop.set()
+        self._watcher.join()
         for rank, process in zip(self._ranks, self._processes, strict=True):
             process.join(JOIN_SECONDS * 12)
             if process.exitcode != 0:
@@ -199,10 +204,7 @@ class _Children:
         for rank, process in zip(self._ranks, self._processes, strict=True):
             code = process.exitcode
             if code is not None and code < 0:
-                try:
-                    name = signal.Signals(-code).name
-                except ValueError:
-                    name = str(-code)
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
                 return RankLostError(f"rank {rank} of {len(self._ranks) + 1} was killed ({name})", rank)
         return lost
 
@@ -215,14 +217,11 @@ class _Children:
     def end_all(self) -> None:
         """End every process that is still alive."""
         for process in self._processes:
-            if process.is_alive():
-                process.join(0.5)
-            if process.is_alive():
-                process.terminate()
-                process.join(JOIN_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join(JOIN_SECONDS)
+            process.join(0.5)
+            for end in (process.terminate, process.kill):
+                if process.is_alive():
+                    end()
+                    process.join(JOIN_SECONDS)
 
 
 def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, threads: int) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from weft.core.errors import InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.run_options import PEERS
 from weft.core.units import show_bytes
+from weft.core.wording import option
 
 SLOTS = 2  # of every rank
 BACKENDS = {"symmetric": "CUDA", "nvshmem": "NVSHMEM"}  # torch's names
@@ -136,13 +137,8 @@ class CudaIpc(PeerMemory):
         torch.cuda.synchronize(self._device)
         # One handle per peer, and None for this rank, which must not open its own.
         handles = [None if rank == self._rank else reduce_tensor(here) for rank in range(self._ranks)]
-        wholes = []
-        for rank, offered in enumerate(self._gather(handles)):
-            if rank == self._rank:
-                wholes.append(here)
-            else:
-                rebuild, arguments = offered[self._rank]
-                wholes.append(rebuild(*arguments))
+        offered = [of_peer[self._rank] for of_peer in self._gather(handles)]
+        wholes = [here if handle is None else handle[0](*handle[1]) for handle in offered]
         self._gather(None)  # every rank has everything open
         return wholes
 
@@ -218,20 +214,21 @@ def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
 
     ``distinct``: no two ranks are on one GPU.
     """
+    shown = option("peers", peers)  # as in a shell, or in Python
     if peers not in PEERS:
-        raise SpecError(f"peers={peers!r} must be one of {', '.join(PEERS)}")
+        raise SpecError(f"{shown} must be one of {', '.join(PEERS)}")
     if peers == "auto":
         return
     if device.type != "cuda":
-        raise SpecError(f"peers={peers!r} is memory of GPUs; ranks on a CPU share files in memory: leave it out")
+        raise SpecError(f"{shown} is memory of GPUs; ranks on a CPU share files in memory: leave it out")
     if peers in BACKENDS and not distinct:
         raise SpecError(
-            f"peers={peers!r} needs a GPU per rank, and here ranks share one; use peers='ipc', or leave it out"
+            f"{shown} needs a GPU per rank, and here ranks share one; use {option('peers', 'ipc')}, or leave it out"
         )
     if peers == "nvshmem" and not has_nvshmem():
         raise InputError(
-            f"peers='nvshmem': torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
-            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use peers='symmetric', or leave it out"
+            f"{shown}: torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
+            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use the kind symmetric, or leave it out"
         )
 
 
@@ -308,19 +305,12 @@ class Barrier:
             now = time.monotonic()
             begin = begin or now
             if now - checked > POLL_SECONDS:
-                waited = now - begin
-                gone = [rank for rank in self.dead() if rank in self.late()]
-                if gone:
-                    raise RankLostError(
-                        f"rank {gone[0]} of {len(self._pids)} has died; the run cannot continue", gone[0]
-                    )
-                if waited > self._timeout:
-                    late = self.late()[0]
-                    raise RankLostError(
-                        f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; "
-                        "the run cannot continue",
-                        late,
-                    )
+                dead, late = self.dead(), self.late()  # in this order: a rank may arrive, and then end
+                gone = [rank for rank in dead if rank in late]
+                if gone or (late and now - begin > self._timeout):
+                    rank = (gone or late)[0]
+                    what = "has died" if gone else f"did not arrive within {self._timeout:g} s"
+                    raise RankLostError(f"rank {rank} of {len(self._pids)} {what}; the run cannot continue", rank)
                 checked = now
             time.sleep(2e-5 if now - begin < 0.01 else 5e-4)
 

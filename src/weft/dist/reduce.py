@@ -33,12 +33,7 @@ class RankReduce:
     def gather(self, rows: Tensor, dim: int) -> Tensor:
         """Every rank's ``rows`` concatenated along ``dim``; they may differ in number."""
         dim %= rows.dim()
-        counts = self._ranks.all_gather(torch.tensor([rows.shape[dim]]))
-        sizes = [int(count) for count in counts]
-        most = max(sizes)
-        if rows.shape[dim] < most:
-            shape = list(rows.shape)
-            shape[dim] = most - rows.shape[dim]
-            rows = torch.cat([rows.detach(), rows.new_zeros(shape)], dim)
-        parts = self._ranks.all_gather(rows)
+        sizes = [int(count) for count in self._ranks.all_gather(torch.tensor([rows.shape[dim]]))]
+        missing = rows.new_zeros(*rows.shape[:dim], max(sizes) - rows.shape[dim], *rows.shape[dim + 1 :])
+        parts = self._ranks.all_gather(torch.cat([rows.detach(), missing], dim))
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)

@@ -266,22 +266,17 @@ class ShardedAdjacency(Adjacency):
             return sharded_spmm_triton(x, table, counts, self._csr(), self.row_scale, self.launch, schedule)
 
     def _csr(self) -> ShardedCSR:
-        rows, exchange, ps = self.forward, self.forward.exchange, self.launch.ps
-        chunks = min(MOST_CHUNKS, max(1, exchange.halo.size // CHUNK_ROWS))
-
-        def build() -> ShardedCSR:
-            rank = exchange.staging.rank
-            return shard_csr(rows.indptr, rows.columns, exchange.bounds, rank, ps, self._factors(), chunks)
-
-        return self.derived(("csr", ps), build)
+        ps, chunks = self.launch.ps, min(MOST_CHUNKS, max(1, self.forward.exchange.halo.size // CHUNK_ROWS))
+        return self.derived(("csr", ps), lambda: shard_csr(*self._split, ps, self._factors(), chunks))
 
     def _tiles(self) -> TiledCSR:
-        rows, exchange = self.forward, self.forward.exchange
+        return self.derived("tiles", lambda: tiled_csr(*self._split, self._factors()))
 
-        def build() -> TiledCSR:
-            return tiled_csr(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self._factors())
-
-        return self.derived("tiles", build)
+    @property
+    def _split(self) -> tuple[Tensor, Tensor, Sequence[int], int]:
+        """Own rows with global columns, the nodes of the ranks, and which rank this is."""
+        exchange = self.forward.exchange
+        return self.forward.indptr, self.forward.columns, exchange.bounds, exchange.staging.rank
 
     def _factors(self) -> Tensor | None:
         """Factors of the edges, with those of their columns."""

@@ -1,7 +1,7 @@
 """Spread: arrays whose rows lie with the ranks that own them, read at any ids.
 
-Ranks of one host read peers' memory, without waiting for each other; between machines the owners are asked through
-torch.distributed, and then all ranks have to read at the same time.
+Ranks of one host read peers' memory, without waiting for each other; between machines they request rows of their owners
+through torch.distributed, and then all ranks have to read at the same time.
 
 Shapes: N rows of all ranks, n rows of this one, M ids requested here, A ids that other ranks request of this one.
 """
@@ -58,7 +58,7 @@ class Spread:
     def rows(self, ids: Tensor, count: Tensor | None = None) -> Tensor:
         """The same; with ``count [1]`` only the first so many ids exist, and the rows of the others mean nothing."""
         if self._parts is None:
-            assert count is None, "owners are asked for ids that exist"
+            assert count is None, "requests to owners are of ids that exist"
             return Route(ids, self._bounds, self._ranks).rows(self.here)
         ids = ids.long()
         if count is not None:
@@ -101,8 +101,8 @@ class Route:
 
     def rows(self, table: Tensor) -> Tensor:
         """Rows ``[M, F]`` (or numbers ``[M]``) of what every rank has as ``table [n, F]``, in the order of the ids."""
-        found = table.index_select(0, self.requested.to(table.device)).cpu()
-        received = exchange(found, self._requested, self._requests, self._ranks)
+        requested = table.index_select(0, self.requested.to(table.device)).cpu()
+        received = exchange(requested, self._requested, self._requests, self._ranks)
         out = torch.empty_like(received)
         out[self._order] = received
         return out.to(self._device)

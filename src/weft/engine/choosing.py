@@ -18,7 +18,7 @@ from weft.core.errors import SpecError, WeftError
 from weft.core.placement import DataPlacement, on_device
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
-from weft.core.task import Task
+from weft.core.task import FIT, Task
 from weft.core.units import show_bytes
 from weft.core.wording import option
 from weft.engine.estimator import NONE, Estimate, Estimator, groups_within_budget
@@ -38,6 +38,7 @@ from weft.planner.transfers import with_batches
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
 CACHE_SHARES = (0.95, 0.5, 0.25)  # of what the budget leaves
 NEARLY = 1.25  # times the seconds of one side alone: rates are rough, and a profile decides
+USUAL_BATCH = 1024  # of a task that leaves it open
 CONTENDERS = 3  # ways that get a dry run of their own because they seem to be the fastest
 
 
@@ -299,8 +300,8 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
     for name, value in options.placement.given.items():
         if not any(task.sampled for task in tasks):
             raise SpecError(
-                f"{name}={value!r} would have no effect: task {tasks[0].label!r} trains on the whole graph, which lies "
-                "on the device; mode='sampled' reads it batch by batch"
+                f"{option(name, value)} would have no effect: task {tasks[0].label!r} trains on the whole graph, which "
+                "lies on the device; mode='sampled' reads it batch by batch"
             )
     sharing: dict[Hashable, list[Task]] = {}
     for task in tasks:
@@ -381,6 +382,8 @@ def with_modes(
 ) -> tuple[list[Task], Estimator]:
     """``tasks``, with ``mode="sampled"`` if ``mode="auto"`` needs more than ``room`` on the whole graph.
 
+    ``batch="fit"`` becomes the number that fits, by the task alone, so that it does not depend on others.
+
     A task that would not fit sampled either is left as it is, and refused with what it needs as a whole. The estimator
     that is returned has the placements of sampled tasks; ``options`` select them, and are refused if there is none.
     """
@@ -388,7 +391,35 @@ def with_modes(
         in_mode(task, "sampled") if may_sample(task) and needs_sampling(task, estimator, room, options) else task
         for task in tasks
     ]
+    moded = [with_fitting_batch(task, estimator, room, options) if task.batch == FIT else task for task in moded]
     return moded, with_placements(moded, estimator, room, options)
+
+
+def with_fitting_batch(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> Task:
+    """``task`` with the largest batch that fits: a power of two, at most the number of training nodes.
+
+    Features and edges stay where the usual batch has them: more of a batch does not repay reading them over PCIe. If
+    the usual batch fits nowhere, the largest that does is taken, and a batch of one if none does.
+    """
+    last = max(estimator.stats(task).num_train, 1).bit_length() - 1
+    usual = min(USUAL_BATCH.bit_length() - 1, last)
+
+    def tier(power: int) -> tuple[str, str] | None:
+        try:
+            placement, fits = place_one(task.with_values(batch=1 << power), estimator, room, options)
+        except WeftError as error:
+            if task.traits is not None:
+                raise
+            raise SpecError(f"{error}; batch='fit' needs that prediction: give a number, or mend it") from None
+        return (placement.features, placement.topology) if fits else None
+
+    at_usual = tier(usual)
+    low, high = (0, usual - 1) if at_usual is None else (usual, last)
+    while low < high:
+        middle = (low + high + 1) // 2
+        now = tier(middle)
+        low, high = (middle, high) if now is not None and at_usual in (None, now) else (low, middle - 1)
+    return task.with_values(batch=1 << low)
 
 
 def needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
@@ -407,16 +438,22 @@ def needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOpti
 
 
 def with_reason(plan: Plan, tasks: Mapping[str, Task], room: int) -> Plan:
-    """``plan``, which says so if its members are sampled because the whole graph does not fit into ``room`` bytes.
+    """``plan``, which says if ``room`` bytes decided that its members are sampled, or their batch.
 
     ``tasks``: as they were given, by name.
     """
-    if plan.mode != "sampled" or any(tasks[name].sampled for name in plan.members):
+    if plan.mode != "sampled":
+        return plan
+    if any(tasks[name].batch == FIT for name in plan.members) and plan.cost.get("total_bytes", 0) <= room:
+        words = f"batch='fit': {plan.batch:,} is the largest power of two, up to all training nodes, that fits into"
+        return replace(plan, why=(*plan.why, f"{words} {show_bytes(room)} with features and edges where they are"))
+    if any(tasks[name].sampled for name in plan.members):
         return plan
     reason = f"the whole graph does not fit into {show_bytes(room)}"
     return replace(plan, why=tuple(why.replace(MODE_IS_SET, reason) for why in plan.why))
 
 
-def in_mode(task: Task, mode: str) -> Task:
-    """``task`` in the mode of the plan that it trains by."""
-    return task.with_values(mode="sampled") if mode == "sampled" and not task.sampled else task
+def in_mode(task: Task, mode: str, batch: int | None = None) -> Task:
+    """``task`` with what a plan decided that it leaves open: its mode, and its batch."""
+    task = task.with_values(mode="sampled") if mode == "sampled" and not task.sampled else task
+    return task.with_values(batch=batch) if task.batch == FIT and batch is not None else task

@@ -147,7 +147,7 @@ class NotebookDisplay(PlainLog):
             self._now = words
         elif words:
             self._lines = [*self._lines, words][-MOST_LINES:]
-        self._draw(force=event.kind != "progress")
+        self._draw(force=event.kind not in ("rows", "progress"))
 
     def html(self) -> str:
         """What is shown now."""

@@ -49,7 +49,8 @@ class Driver:
 
     ``device`` and ``compiled``: of the group's step. ``board`` has all members that have begun, of every group: a
     pruning policy compares them, with the ``rivals``, members of the same sweep in other processes. ``callbacks``: of
-    members, by name; ``make_model`` makes the model of a member that a callback reads. ``period`` fixes the number of
+    members, by name; ``make_model`` makes the model of a member that a callback reads, ``gradient_norm`` reads that of
+    its last step. ``period`` fixes the number of
     epochs between two decisions, which otherwise follows the speed of the group so that one comes every
     ``POLL_SECONDS``; only the number of events depends on it.
     """
@@ -61,6 +62,7 @@ class Driver:
     board: dict[str, Member] = field(default_factory=dict)
     callbacks: ByMember = field(default_factory=dict)
     make_model: Callable[[str], Any] | None = None
+    gradient_norm: Callable[[str], float] | None = None
     period: int | None = None
     rivals: Rivals | None = None
 
@@ -84,12 +86,13 @@ class Driver:
             if requests.cancelled(member.name):
                 self._stop(member, "cancelled", member.epoch)
         rates: dict[str, float] = {}
+        logged: dict[str, dict[str, float]] = {}
         if trained or (self.rivals is not None and self._epoch):  # a run that left while it waited asks again
             self._prune()
         if trained:
-            self._call_back(rates)
+            self._call_back(rates, logged)
         drop = self._leaving()
-        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates}
+        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates, "logged": logged}
         was_paused, self._paused = self._paused, False
         if not self._running():
             # The state of a lone member that diverged is no longer a number: not worth resuming.
@@ -161,15 +164,21 @@ class Driver:
                 raise SpecError(f"prune returned {name!r}; expected names of running members: {', '.join(running)}")
             self._stop(running[name], "pruned", self._epoch)
 
-    def _call_back(self, rates: dict[str, float]) -> None:
-        """Call the callbacks of running members that are due; ``rates`` gets factors of learning rates."""
-        for member in self._running():
+    def _call_back(self, rates: dict[str, float], logged: dict[str, dict[str, float]]) -> None:
+        """Call the callbacks that are due, of running members and of those whose last epoch this was.
+
+        ``rates`` gets factors of learning rates, ``logged`` what was logged.
+        """
+        for member in self.members:
+            ends_now = member.status in ("finished", "stopped") and member.epoch == self._epoch
+            if not self._runs(member) and not ends_now:
+                continue
             name, due = member.name, [c for c in self.callbacks.get(member.name, ()) if c.is_due(member.epoch)]
             if not due:
                 continue
             history = member.history()
             del history["epoch"]
-            context = CallbackContext(name, member.epoch, history, self.make_model)
+            context = CallbackContext(name, member.epoch, history, self.make_model, self.gradient_norm)
             for callback in due:
                 try:
                     callback.call(context)
@@ -181,6 +190,10 @@ class Driver:
                         f"task {name!r}: callback {name_of(callback.call)} raised {type(error).__name__}: {error} "
                         f"(line {last.lineno} of {last.filename})"
                     ) from error
+            if context.logged:
+                logged[name] = context.logged
+            if ends_now:  # nothing is left to change
+                continue
             if context.factor != 1.0:
                 rates[name] = context.factor
             if context.reason is not None:

@@ -10,18 +10,21 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from weft.core.event import Event
 from weft.core.member import Member
 from weft.core.plan import Plan
-from weft.core.sweep import Sweep
+from weft.core.sweep import Sweep, setting_of
+from weft.core.task import Task, plain_value
 from weft.engine.machine import device_name
 from weft.engine.result import Result
 from weft.runtime.group import GroupRun
 
 Listener = Callable[[Event], None]
 Reads = Mapping[str, float]
+Folders = Mapping[str, str]
 SUM_UP_SECONDS = 0.5  # between two progress events of a sweep, which name every running member
 
 
@@ -30,8 +33,15 @@ class EventSource:
 
     _group: Mapping[str, Any] = {}  # the position of the group in training, of a sweep
 
+    def __init__(self) -> None:
+        # The last epoch of every member whose rows, and whose logged numbers, events have had; on after a resume.
+        self.sent: dict[tuple[str, str], int] = {}
+
     def event(self, kind: str, **data: Any) -> None:
         """Emit an event about the task, or about the sweep as a whole."""
+
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        """Emit an event about one member."""
 
     def note(self, message: str) -> None:
         """Something worth reading."""
@@ -46,6 +56,24 @@ class EventSource:
 
         ``key`` names it for good, ``position`` is its place among ``plans`` now.
         """
+
+    def rows(self, members: Sequence[Member]) -> None:
+        """Emit the rows of ``members`` that no event has had yet."""
+        new = []
+        for member in members:
+            sent = self.sent.get(("rows", member.name), 0)
+            if member.epoch > sent:
+                rows = [list(row) for row in member.rows[sent:]]
+                new.append({"task": member.name, "first": sent + 1, "columns": list(member.columns), "rows": rows})
+                self.sent["rows", member.name] = member.epoch
+        if new:
+            self.event("rows", members=new)
+
+    def logged(self, member: Member, values: Mapping[str, float]) -> None:
+        """Emit what callbacks of ``member`` logged after its last epoch, unless an event has had that."""
+        if member.epoch > self.sent.get(("log", member.name), 0):
+            self.sent["log", member.name] = member.epoch
+            self.event_of(member.name, "log", epoch=member.epoch, values=dict(values))
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
@@ -76,18 +104,23 @@ def about_graph(group: GroupRun) -> dict[str, Any]:
 
 
 class TaskEvents(EventSource):
-    """The events of one task."""
+    """The events of one task; ``folders``: where the files of members will be, by name."""
 
-    def __init__(self, label: str, emit: Listener) -> None:
+    def __init__(self, label: str, emit: Listener, folders: Folders = MappingProxyType({})) -> None:
+        super().__init__()
         self._label, self._emit, self._key = label, emit, ""
+        self._folder = {"folder": folders[label]} if label in folders else {}
 
     def event(self, kind: str, **data: Any) -> None:
         self._emit(Event(kind, self._label, data, group=self._key))
 
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        self.event(kind, **data)
+
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         self._key = key
         data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
-        data |= {"graph": about_graph(group), **group.describe(0)}
+        data |= {"graph": about_graph(group), **group.describe(0), **self._folder}
         self.event("start", **data, scheduled=why, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
@@ -101,8 +134,9 @@ class TaskEvents(EventSource):
 class SweepEvents(EventSource):
     """The events of a sweep: ``start``, ``group`` and ``progress`` of the whole, ``end`` of every member."""
 
-    def __init__(self, sweep: Sweep, emit: Listener) -> None:
-        self._sweep, self._emit = sweep, emit
+    def __init__(self, sweep: Sweep, emit: Listener, folders: Folders = MappingProxyType({})) -> None:
+        super().__init__()
+        self._sweep, self._emit, self._folders = sweep, emit, folders
         self._total = sum(task.epochs for task in sweep)
         self._begun: dict[str, Member] = {}
         self._key = ""
@@ -117,6 +151,9 @@ class SweepEvents(EventSource):
         of_a_group = kind not in ("preparing", "start", "finish", "failed")
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
 
+    def event_of(self, member: str, kind: str, **data: Any) -> None:
+        self._emit(Event(kind, member, data, group=self._key))
+
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         metric = group.describe(0)["metric"]
         if not self._group:
@@ -127,11 +164,13 @@ class SweepEvents(EventSource):
                 graph=about_graph(group),
                 graphs=list(self._sweep.graphs),
                 metric=metric,
+                shared=self._settings(group.tasks[0], shared=True),
                 plan=[plan.to_dict() for plan in plans],
             )
         self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = self._names(group)
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
+        about |= {"settings": [self._settings(task, shared=False) for task in group.tasks if task.label in names]}
         about |= {} if names else {"rows": len(group.tasks)}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
@@ -143,6 +182,13 @@ class SweepEvents(EventSource):
     def _names(self, group: GroupRun) -> list[str]:
         """The members that begin with ``group``."""
         return [task.label for task in group.tasks]
+
+    def _settings(self, task: Task, shared: bool) -> dict[str, Any]:
+        """Of a member: the settings that all have in common, or those that vary, as plain data."""
+        varying = self._sweep.varying
+        if shared:
+            return {key: value for key, value in task.to_dict().items() if key not in ("name", *varying)}
+        return {key: plain_value(setting_of(task, key)) for key in varying}
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         self._begun |= {member.name: member for member in members}
@@ -168,6 +214,7 @@ class SweepEvents(EventSource):
 
     def _end(self, name: str, status: str, metrics: dict[str, Any], message: str, **more: Any) -> None:
         data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics, **more}
+        data |= {"folder": self._folders[name]} if name in self._folders else {}
         self._emit_of(name, "end", {**data, **({"message": message} if message else {})})
 
     def _emit_of(self, name: str, kind: str, data: dict[str, Any]) -> None:
@@ -180,35 +227,62 @@ class SweepEvents(EventSource):
 
 
 class Broadcast:
-    """Stamps events with run, number and worker, and hands them to the journal, the display and the user's listener.
+    """Stamps events with run, number and worker, and hands them to the journal, the display, loggers and the listener.
 
-    The journal comes first: after a crash it is the one that says which numbers were given. An error of the user's
-    listener is reported once, and training goes on.
+    The journal comes first: after a crash it is the one that says which numbers were given. An error of a logger or of
+    the user's listener is reported once, and training goes on. ``loggers``: by what messages call them.
     """
 
-    def __init__(self, own: Sequence[Listener], on_event: Listener | None, run: str, last_seq: int = 0) -> None:
-        self._own, self._on_event = tuple(own), on_event
-        self._run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
-        self._reported = False
+    def __init__(
+        self,
+        own: Sequence[Listener],
+        on_event: Listener | None,
+        run: str,
+        last_seq: int = 0,
+        loggers: Mapping[str, Listener] = MappingProxyType({}),
+    ) -> None:
+        self._own, self._on_event, self._loggers = tuple(own), on_event, loggers
+        self.run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
+        self._reported: set[str] = set()
 
     def __call__(self, event: Event) -> None:
         self._seq += 1
-        event = replace(event, run=self._run, seq=self._seq, worker=self._worker)
+        event = replace(event, run=self.run, seq=self._seq, worker=self._worker)
         for listener in self._own:
             listener(event)
+        for name, logger in self._loggers.items():
+            self._guarded(name, logger, event)
+        if self._on_event is not None:
+            self._guarded("on_event", self._on_event, event)
+
+    def resume(self, former: Sequence[Event]) -> None:
+        """Hand loggers what the journal has of the run that is continued."""
+        self._call_loggers("resume", former)
+
+    def close(self) -> None:
+        """Close what loggers have open."""
+        self._call_loggers("close")
+
+    def _call_loggers(self, method: str, *arguments: Any) -> None:
+        for name, logger in self._loggers.items():
+            if hasattr(logger, method):
+                self._guarded(name, getattr(logger, method), *arguments)
+
+    def _guarded(self, name: str, call: Callable[..., Any], *arguments: Any) -> None:
         try:
-            if self._on_event is not None:
-                self._on_event(event)
-        except BrokenPipeError:  # stdout is closed: the command handles that
-            raise
+            call(*arguments)
         except Exception as error:
-            if self._reported:
+            if name == "on_event" and isinstance(error, BrokenPipeError):  # stdout is closed: the command handles that
+                raise
+            if name in self._reported:
                 return
-            self._reported = True
+            self._reported.add(name)
             last = traceback.extract_tb(error.__traceback__)[-1]
+            event = next((argument for argument in arguments if isinstance(argument, Event)), Event("", ""))
+            when = f"at a {event.kind!r} event" if event.kind else f"in its {call.__name__}()"
             message = (
-                f"on_event raised {type(error).__name__}: {error} (line {last.lineno} of {last.filename}) "
-                f"at a {event.kind!r} event; training goes on, further errors of it are not reported"
+                f"{name} raised {type(error).__name__}: {error} (line {last.lineno} of {last.filename}) "
+                f"{when}; training goes on, further errors of it are not reported"
             )
             self(Event("note", event.task, {"message": message}, group=event.group))
             warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -165,14 +165,15 @@ def holds_run(path: Path) -> bool:
 class RunFolder:
     """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound.
 
-    ``extends``: the run there may have had fewer epochs, or fewer members. ``mode``: that of the run there, once its
-    groups are read, where they are to be planned anew.
+    ``extends``: the run there may have had fewer epochs, or fewer members. ``former_task``: settings of the task there,
+    once its groups are read: what it leaves open is not decided anew.
     """
 
     def __init__(self, path: Path, extends: bool = False) -> None:
         self.path, self._extends = path, extends
-        self.mode: str | None = None
+        self.former_task: dict[str, Any] = {}
         self.opened = False  # whether this run writes here: something has begun
+        self._renamed: dict[str, str] = {}  # members of a run that is extended, to the names that they have now
         self._lock = FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -249,6 +250,26 @@ class RunFolder:
             return str(last["run"]), int(last["seq"])
         return "", 0
 
+    def former_events(self) -> list[Event]:
+        """What the journal has of the run in this folder."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return [Event.from_dict(json.loads(line)) for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]]
+        return []
+
+    def sent(self) -> dict[tuple[str, str], int]:
+        """The last epoch of every member that the journal has, by kind of event and the names that members have now."""
+        sent: dict[tuple[str, str], int] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]:
+                if not line.startswith((b'{"event": "rows"', b'{"event": "log"')):
+                    continue
+                event = json.loads(line)
+                for part in event.get("members", [event]):
+                    last = part["first"] - 1 + len(part["rows"]) if "rows" in part else part["epoch"]
+                    key = (event["event"], self._renamed.get(part["task"], part["task"]))
+                    sent[key] = max(sent.get(key, 0), last)
+        return sent
+
     # ---- what a former run left ----------------------------------------------------------------------
 
     def saved_groups(self) -> Groups | None:
@@ -260,8 +281,8 @@ class RunFolder:
         checkpoint = read_checkpoint(self.path)
         if checkpoint is None:
             return None
-        modes = [task.get("mode") for task in checkpoint.about.get("tasks", [])]
-        self.mode = "sampled" if "sampled" in modes else "full"
+        for task in checkpoint.about.get("tasks", [])[:1]:
+            self.former_task = {**task, "mode": "sampled" if task.get("mode") == "sampled" else "full"}
         return []
 
     def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:
@@ -284,6 +305,10 @@ class RunFolder:
 
     def place(self, key: str) -> Path:
         """The folder of a group's checkpoint."""
+        return self.path
+
+    def of_member(self, name: str) -> Path:
+        """The folder of a member's result and weights."""
         return self.path
 
     # ---- what this run leaves ------------------------------------------------------------------------
@@ -352,6 +377,9 @@ class SweepFolder(RunFolder):
     def place(self, key: str) -> Path:
         return self.path / "groups" / key
 
+    def of_member(self, name: str) -> Path:
+        return self.path / "tasks" / self._names[name]
+
     def saved_groups(self) -> Groups | None:
         file = self.path / SWEEP
         if not file.exists():
@@ -370,6 +398,7 @@ class SweepFolder(RunFolder):
             before = [one.get("name") or one["model"] for one in saved]
             labels = (task.label for task in former_members(saved, tasks, file))
             now, names = dict(zip(before, labels, strict=True)), set(self._names.values())
+            self._renamed = now
             self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in names]
             return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
         if len(saved) != len(tasks):
@@ -403,7 +432,7 @@ class SweepFolder(RunFolder):
         """Write what the members of a group left behind."""
         with self.writing():
             for result in results:
-                result.write(self.path / "tasks" / self._names[result.name])
+                result.write(self.of_member(result.name))
 
     def save_sweep(self, result: SweepResult) -> None:
         """Write what the sweep left behind as a whole."""

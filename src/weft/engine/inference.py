@@ -87,9 +87,10 @@ def loaded(
     store = shared_store()
     tensors = read_weights(weights)
     names = [task.graph] if isinstance(task.graph, str) else []
-    with clear_errors([task], there, models=False), process_state(Needs.of([task], there, budget), there):
+    with process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
-        with memory_cap(there, machine_with(there), budget, store, names):
+        # Errors inside of the cap: they say what it is.
+        with memory_cap(there, machine_with(there), budget, store, names), clear_errors([task], there, models=False):
             on_host = layerwise and there.type != "cpu"
             graphs = Graphs(HOST if on_host else there, on_host=budget is not None, store=None if on_host else store)
             graph = graphs.on_device(task)
@@ -187,4 +188,5 @@ def layered_bytes(task: Task, stats: GraphStats, machine: Machine) -> int:
 def one_epoch(task: Task) -> Task:
     """The task with as little training as possible, on the whole graph: inference is planned by it."""
     whole = {name: getattr(task, name) for name in task.given if name not in SAMPLING_SETTINGS}
-    return Task(**{**whole, "epochs": 1, "warmup": 0, "patience": None, "mode": "full"})
+    none = dict.fromkeys(("patience", "select", "keep_top"))
+    return Task(**{**whole, **none, "epochs": 1, "warmup": 0, "mode": "full"})

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.batches.source import FullGraph, MakeSource, is_memory_error
+from weft.core.compatibility import deciding_column
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.member import Member
+from weft.core.member import Member, short
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
@@ -37,7 +38,7 @@ from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, watch_memory
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
-from weft.engine.result import Result, model_code
+from weft.engine.result import Result, Top, copied_weights, model_code
 from weft.engine.run_planner import Progress, RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, members_of
 from weft.graph.graph import Graph
@@ -127,6 +128,8 @@ class Job:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
         self._resuming = saved is not None
+        if self._resuming and self._folder:
+            self._events.sent.update(self._folder.sent())
         if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)
@@ -175,7 +178,7 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         for _, plan in self.groups:  # what a task leaves open, the plan has decided
-            self._tasks |= {name: in_mode(self._tasks[name], plan.mode) for name in plan.members}
+            self._tasks |= {name: in_mode(self._tasks[name], plan.mode, plan.batch) for name in plan.members}
         budget = self._options.budget
         most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
         # A server limits what its workers take.
@@ -208,9 +211,11 @@ class Job:
             # The settings are in the folder once, not with every member's plan.
             plans = [replace(plan, tasks=()) for plan in self._planned.plans]
         else:
-            # The mode of the run that is resumed, if tasks leave that to how much memory is free.
-            mode = self._folder.mode if self._folder is not None and self._resuming else None
+            # The mode and batch of the run that is resumed, if tasks leave them to how much memory is free.
+            former_task = self._folder.former_task if self._folder is not None and self._resuming else {}
+            mode, batch = former_task.get("mode"), former_task.get("batch")
             as_before = [task.with_values(mode=mode) if mode and may_sample(task) else task for task in missing]
+            as_before = [in_mode(task, task.mode, batch) for task in as_before]
             tasks = self._planner.with_modes(as_before)
             self._planner.check(tasks)
             plans = self._planner.groups(tasks)
@@ -368,6 +373,7 @@ class Job:
 
         driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        driver.gradient_norm = lambda name: group.gradient_norm(index[name])
         driver.rivals = self._control.rivals
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
@@ -438,7 +444,10 @@ class Job:
         result = self._without_model(member.name, plan, member.status, message, member.metrics())
         trained_on, code = self._graphs.true_stats(task), self._codes[member.name]
         result = replace(result, model=model, trained_on=trained_on, dense_features=dense, model_code=code)
-        return replace(result, kept=group.best_kept(index))
+        kept_epochs = () if model is None else group.top(index)  # one model at a time: they are on the device
+        decides = deciding_column(task, member.metric, member.columns)
+        top = [Top(epoch + 1, short(member.rows[epoch][decides]), copied_weights(it)) for epoch, it in kept_epochs]
+        return replace(result, kept=group.best_kept(index), top=top)
 
     def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
         """Keep and report that a member did not begin."""
@@ -452,7 +461,8 @@ class Job:
         member = self._members.get(name)
         epochs, history = (0, {}) if member is None else (member.epoch, member.history())
         metrics = metrics or {"best_epoch": 0, "epochs_run": epochs, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        return result if member is None else replace(result, logged=member.logged)
 
     def _standing(self, name: str, plan: Plan) -> Result:
         """A member as it stands now: ended, in training, or waiting."""

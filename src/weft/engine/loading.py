@@ -21,7 +21,7 @@ from weft.core.settings import FunctionRef
 from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import OWN_FUNCTIONS, Task
-from weft.engine.result import KEPT, OBJECT, RESULT, WEIGHTS, Result, check_format, model_code, own_graph
+from weft.engine.result import KEPT, OBJECT, RESULT, TOP, WEIGHTS, Result, Top, check_format, model_code, own_graph
 from weft.engine.sweep_result import SweepResult, folder_names
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.device.process import same_draws
@@ -107,6 +107,13 @@ class LoadedResult(Result):
             data.get("model_code"),
         )
         result.kept = _loaded(folder / KEPT) if "kept" in data else {}
+        logged = data.get("logged", {}).items()
+        result.logged = {key: [(epoch, nan if v is None else v) for epoch, v in pairs] for key, pairs in logged}
+        ranked = _loaded(folder / TOP) if "top" in data else {}
+        for rank, best in enumerate(data.get("top", ()), 1):
+            start, score = f"{rank}.", nan if best["score"] is None else best["score"]
+            weights = {key.removeprefix(start): value for key, value in ranked.items() if key.startswith(start)}
+            result.top.append(Top(best["epoch"], score, weights))
         result._folder = folder if (folder / WEIGHTS).is_file() else None
         result._checked = objects["model"] is None
         return result
@@ -232,4 +239,5 @@ def _sweep(folder: Path, data: Mapping[str, Any], objects: Mapping[str, Any]) ->
     graphs = data["graphs"] if isinstance(data.get("graphs"), dict) else {}
     sizes = [{key: value for key, value in size.items() if key not in OF_MEMBERS} for size in graphs.values()]
     by_name = dict(zip(sweep.graphs, sizes, strict=False))
-    return SweepResult(sweep, list(members), plans, data["environment"], data["seconds"], by_name)
+    importance = data.get("importance", {})
+    return SweepResult(sweep, list(members), plans, data["environment"], data["seconds"], by_name, importance)

@@ -104,8 +104,9 @@ def memory_cap(
     """Cap what torch takes of a GPU at ``budget``, CUDA's context included.
 
     Every allocation counts, small ones too: torch compares what it has reserved with the cap before it calls the
-    driver. Graphs in ``store`` come on top, except those called ``graphs``, which this run trains on. A CPU has no such
-    cap: there planning keeps to the budget, and in a worker a limit on its process.
+    driver. In a worker, which has a ``store``, the budget is for what the run adds: what the process holds before, also
+    of the ``graphs`` that the run trains on, comes on top (:meth:`GraphStore.following`). A CPU has no such cap: there
+    planning keeps to the budget, and in a worker a limit on its process.
     """
     if budget is None or machine is None or device.type != "cuda":
         yield
@@ -113,8 +114,8 @@ def memory_cap(
     before, tensors = memory_fraction(device), max(budget - machine.context_bytes, 0)
     total = torch.cuda.get_device_properties(device).total_memory
 
-    def follow(stored: int) -> None:
-        set_memory_fraction(min((tensors + stored) / total, before), device)
+    def follow(not_charged: int) -> None:
+        set_memory_fraction(min((tensors + not_charged) / total, before), device)
 
     follow(0)
     try:

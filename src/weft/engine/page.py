@@ -302,6 +302,9 @@ def _winner(result: SweepResult, ranked: Sequence[SettingsScore]) -> str:
         more = "" if spread is None else f' <span class="pm">± {spread:.4f}</span>'
         shown += f'<div><b>{value:.4f}{more}</b><span class="small">{text(words.replace("_", " "))}</span></div>'
     sentences = [words for words in (in_common(result), *what_mattered(effects(result))) if words][:6]
+    if result.importance:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in result.importance.items())
+        sentences.insert(0, f"importance of the settings for the best tenth, by PED-ANOVA of the study: {shares}")
     sentences += [pruned] if (pruned := pruned_words(result)) else []
     why = f"<h2>What mattered</h2>{bullets(sentences)}" if sentences else ""
     single, pick = result.best(), ""

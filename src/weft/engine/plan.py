@@ -29,7 +29,7 @@ from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimato
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
-from weft.engine.tuned_plan import check_tuner, most_epochs, tuned_group
+from weft.engine.tuned_plan import TrialBounds, check_tuner, most_epochs, tuned_group
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import (
     ShardingEstimate,
@@ -108,7 +108,7 @@ def _tuned(work: object, machine: Given, label: str, options: RunOptions) -> Pla
     there = find_machine(machine)
     room = there.memory_bytes if options.budget is None else options.budget
     estimator = Estimator(there, load_calibration(there))
-    tasks, plan, estimate = tuned_group(kinds, estimator, room, options)
+    tasks, plan, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
     report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
     (group,) = report.groups
     return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
@@ -297,7 +297,7 @@ def shard_groups(
             "fixed_bytes": report.machine.context_bytes + report.machine.workspace_bytes,
         }
         if group.plan.mode == "sampled":
-            tasks = tuple(in_mode(task, "sampled") for task in tasks)
+            tasks = tuple(in_mode(task, "sampled", group.plan.batch) for task in tasks)
             parts = [task_part(task, ranks) for task in tasks]
             of_rank = replace(group.plan, compiled=False, placement=None, division=None, tasks=())
             part, stats = estimator.together(parts, of_rank).cost, estimator.stats(tasks[0])
@@ -359,8 +359,8 @@ def explained(report: PlanReport, divided: bool = False) -> dict[str, Explained]
     groups = {f"group {i}": group for i, group in numbered if not divided or group.plan.division is not None}
     if not groups:
         return {}
-    modes = {name: plan.mode for plan in report.plans for name in plan.members}
-    tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
+    plans = {name: plan for plan in report.plans for name in plan.members}
+    tasks = {t.label: in_mode(t, plans[t.label].mode, plans[t.label].batch) for t in report.work_tasks}
     estimator = Estimator(report.machine, load_calibration(report.machine))
     estimator = with_placements(list(tasks.values()), estimator, report.budget, report.options)
     explanations = {}

@@ -27,7 +27,7 @@ from weft.engine.graphs import HOST, find_graph
 from weft.engine.machine import choose_device
 from weft.graph.catalog import names as catalog
 from weft.graph.check import as_ids, as_vector, check_range
-from weft.graph.graph import Graph, check_ids
+from weft.graph.graph import Graph, as_graph, check_ids
 from weft.graph.labels import SPLITS
 from weft.runtime.checkpoint import save_atomically
 from weft.runtime.modules.build import copy_module
@@ -45,19 +45,21 @@ def graph_for(result: Result, graph: Any) -> Graph:
         graph = own_graph(result)
     elif isinstance(graph, (str, os.PathLike)):
         graph = catalog.load(graph)
-    elif not isinstance(graph, Graph):
+    converted = as_graph(graph)
+    if converted is None:
         raise SpecError(
-            f"graph={type(graph).__name__}: must be a weft.Graph, a name or a path (see weft.Graph.from_pyg and "
-            "from_edges)"
+            f"graph={type(graph).__name__}: must be a weft.Graph, a Data or dataset of PyG, a name or a path (see "
+            "weft.Graph.from_edges)"
         )
-    return graph.split(number) if isinstance(number, int) and number < graph.num_splits else graph
+    return converted.split(number) if isinstance(number, int) and number < converted.num_splits else converted
 
 
 def own_graph(result: Result) -> Graph:
     """The graph that the task was trained on, loaded by its name; refused if it has changed since."""
     task = result.task
-    if isinstance(task.graph, Graph):
-        return task.graph
+    graph = as_graph(task.graph)
+    if graph is not None:
+        return graph
     if task.graph.startswith(OBJECT):
         raise SpecError(
             f"task {task.label!r}: was trained on a graph that was given as an object, {task.graph}; give graph="
@@ -122,8 +124,20 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
 
 IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
 FORMAT = 1  # of result.json and sweep.json, and the files next to them
-RESULT_FILES = RESULT, WEIGHTS, KEPT = "result.json", "model.safetensors", "kept.safetensors"
+RESULT_FILES = RESULT, WEIGHTS, KEPT, TOP = "result.json", "model.safetensors", "kept.safetensors", "top.safetensors"
 STATUSES = ("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed")  # stopped: early
+
+
+@dataclass(frozen=True, eq=False)
+class Top:
+    """One of the best epochs of a training: its number (from 1), its value of the column that decides, its weights.
+
+    ``weights`` are on the CPU, by the names of the model's ``state_dict``.
+    """
+
+    epoch: int
+    score: float
+    weights: dict[str, Tensor] = field(repr=False)
 
 
 @dataclass(repr=False)
@@ -138,6 +152,8 @@ class Result:
     ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
     the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
     digest of the file that the model was imported from. ``kept``: plain data of the module besides its weights.
+    ``logged``: what callbacks logged, by name: pairs of the epoch (from 1) and the number. ``top``: of a task with
+    ``keep_top`` its best epochs, the best first.
     """
 
     task: Task
@@ -152,6 +168,8 @@ class Result:
     dense_features: bool = False
     model_code: str | None = None
     kept: dict[str, Tensor] = field(default_factory=dict)
+    logged: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    top: list[Top] = field(default_factory=list)
 
     def __repr__(self) -> str:
         name = self.metrics.get("metric")
@@ -208,6 +226,16 @@ class Result:
         logits = self.predict_logits(graph, nodes, **options)
         return logits.softmax(1) if kind == "multiclass" else logits.sigmoid()
 
+    def model_at(self, rank: int) -> nn.Module:
+        """A copy of :attr:`model` with the weights of ``top[rank - 1]``."""
+        if self.model is None or isinstance(rank, bool) or not 1 <= rank <= len(self.top):
+            have = f"from 1 to {len(self.top)}" if self.top else "and it keeps none: train it with keep_top=3, say"
+            raise SpecError(f"task {self.name!r}: model_at({rank!r}) must be a rank of its best epochs, {have}")
+        model = copy_module(self.model)[0]
+        extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+        model.load_state_dict({**extra, **self.top[rank - 1].weights})
+        return model
+
     def _objective(self) -> str:
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         return objective_name(self.task, trained.multilabel, trained.regression)
@@ -253,6 +281,16 @@ class Result:
             predictor = Predictor(model, self.task, target, there, layerwise, restrict=layerwise is None)
             return predictor(ids, layer=layer, **samples)
 
+    def export(self, to: str, out: str | os.PathLike[str] | None = None) -> Path:
+        """Write the model for other libraries, with the treatment of its features inside; returns the file's path.
+
+        ``to``: ``"pyg"`` (a module of PyG for ``torch.load``), ``"torch-export"`` (a ``.pt2`` program), ``"onnx"``, all
+        called with ``(x, edge_index)``, or ``"safetensors"`` (weights and settings). ``out``: the file.
+        """
+        from weft.engine.export import export
+
+        return export(self, to, out)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights."""
         return {
@@ -264,10 +302,12 @@ class Result:
             "environment": self.environment,
             "plan": self.plan.to_dict(),
             "history": self.history,
+            **({"logged": self.logged} if self.logged else {}),
             **({} if self.trained_on is None else {"graph": self.trained_on.to_dict()}),
             **({"dense_features": True} if self.dense_features else {}),
             **({} if self.model_code is None else {"model_code": self.model_code}),
             **({"kept": KEPT} if self.kept else {}),
+            **({"top": [{"epoch": best.epoch, "score": best.score} for best in self.top]} if self.top else {}),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -281,12 +321,12 @@ class Result:
         """As :meth:`save`, with the system's own errors."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
-            # Tied parameters are written out: safetensors refuses shared memory.
-            state = {key: value.detach().cpu().clone().contiguous() for key, value in weights_of(self.model).items()}
-            save_atomically(folder / WEIGHTS, state, {"format": "pt"})
-            (folder / KEPT).unlink(missing_ok=True)
-            if self.kept:
-                save_atomically(folder / KEPT, self.kept, {"format": "pt"})
+            ranked = {f"{rank}.{key}": v for rank, best in enumerate(self.top, 1) for key, v in best.weights.items()}
+            for name, tensors in {WEIGHTS: copied_weights(self.model), KEPT: self.kept, TOP: ranked}.items():
+                if tensors:
+                    save_atomically(folder / name, tensors, {"format": "pt"})
+                else:
+                    (folder / name).unlink(missing_ok=True)
         write_json(folder / RESULT, self.to_dict())
         return folder
 
@@ -304,6 +344,11 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
         if not own.keys() <= state.keys() or is_parametrized(module):
             state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | own
     return state
+
+
+def copied_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of :func:`weights_of` on the CPU; tied parameters are written out: safetensors refuses shared memory."""
+    return {key: value.detach().cpu().clone().contiguous() for key, value in weights_of(model).items()}
 
 
 def check_format(data: Mapping[str, Any], file: Path) -> None:

@@ -26,6 +26,7 @@ from weft.engine.events import Broadcast, EventSource, Listener, SweepEvents, Ta
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import with_all_splits
 from weft.engine.job import Job
+from weft.engine.loggers.registry import make_logger
 from weft.engine.machine import choose_device
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result
@@ -121,11 +122,16 @@ def run(
 
         leave_if_imported_by_a_rank()
         if not is_first_rank():
-            out, resume, on_event, progress = None, False, None, False
+            out, resume, on_event, progress, options = None, False, None, False, replace(options, log=())
     options = replace(options, budget=limit)
+    loggers = {option("log", spec): make_logger(spec) for spec in options.log}
     with ExitStack() as stack:
-        folder = None if out is None else _folder_of(work, kinds, Path(out), extend, options)
-        if folder is not None:
+        folder = None
+        if out is not None:
+            path = Path(out)
+            folder = RunFolder(path, extend) if isinstance(work, Task) else None
+            if isinstance(work, Sweep):
+                folder = TunedFolder(path, work, kinds, options) if kinds else SweepFolder(path, work, extend)
             if not resume and not overwrite:
                 folder.check_free()
             stack.callback(folder.close)
@@ -137,29 +143,25 @@ def run(
         # A run that is resumed keeps its id and counts on.
         former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
         journal = [] if folder is None else [folder.journal]
-        emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)
+        emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last, loggers)
+        stack.callback(emit.close)
+        if folder is not None and former and loggers:
+            emit.resume(folder.former_events())
+        folders = {task.label: str(folder.of_member(task.label)) for task in tasks} if folder is not None else {}
+        events = TaskEvents(work.label, emit, folders) if isinstance(work, Task) else None
+        if isinstance(work, Sweep):
+            tuned = TunedEvents(work, kinds, emit, options.trials or 1) if kinds else None
+            events = tuned or SweepEvents(work, emit, folders)
         if kinds:
-            trial_events = TunedEvents(work, kinds, emit, options.trials or 1)
-            return _train(
-                work,
-                TunedJob(work, kinds, target, trial_events, folder, options, control),
-                trial_events,
-                folder,
-                resume,
-            )
-        events = TaskEvents(work.label, emit) if isinstance(work, Task) else SweepEvents(work, emit)
-        if options.ranks == 1:
+            job = TunedJob(work, kinds, target, events, folder, options, control)
+        elif options.ranks == 1:
             job = Job(tasks, target, events, folder, options, control, report)
         else:
             from weft.engine.sharded_job import ShardedJob, train_as_rank
 
             stack.enter_context(_lost_ranks_explained(folder))
             spread = torch.device(target.type) if options.device in ("auto", "cuda") else target
-            if options.sharded is not None and spread.type != "cuda":
-                raise SpecError(
-                    f"{option('sharded', options.sharded)} is a kernel of GPUs; ranks on a CPU copy remote rows first: "
-                    "leave it out"
-                )
+            options.check_device(spread.type)
             # The other ranks decide nothing: rank 0 sends them what it decided. Each keeps to the budget on its device.
             as_rank = RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded, budget=limit)
             arguments = (tuple(tasks), as_rank)
@@ -168,13 +170,6 @@ def run(
             )
             job = ShardedJob(tasks, here, events, folder, options, control, report)
         return _train(work, job, events, folder, resume)
-
-
-def _folder_of(work: Task | Sweep, kinds: list[Task], path: Path, extend: bool, options: RunOptions) -> RunFolder:
-    """The folder of a run of ``work``, of which ``kinds`` are the kinds of trials if it is tuned."""
-    if isinstance(work, Task):
-        return RunFolder(path, extend)
-    return TunedFolder(path, work, kinds, options) if kinds else SweepFolder(path, work, extend)
 
 
 def _check_folder_options(
@@ -191,7 +186,7 @@ def _check_folder_options(
         f"{extended} and {deleted}: give one of the two": extend and overwrite,
         f"{extended}: a plan is run as it is; give the task or sweep itself": extend and planned,
         f"{extended} trains on one rank, not on ranks={options.ranks}": extend and options.ranks != 1,
-        f"checkpoint_every={options.checkpoint_every:g} would have no effect without {folder}": (
+        f"{option('checkpoint_every', options.checkpoint_every)} would have no effect without {folder}": (
             out is None and "checkpoint_every" in options.given
         ),
         "resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh": (
@@ -238,7 +233,8 @@ def _train(
             return members[0]
         sweep = work if not isinstance(job, TunedJob) else Sweep.of_trials([one.task for one in members], work.name)
         seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, sweep)
-        return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs)
+        importance = job.importance if isinstance(job, TunedJob) else {}
+        return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs, importance)
 
     if folder is not None:
         job.write_report = lambda members: folder.save_report(as_a_whole(members))

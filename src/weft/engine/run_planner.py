@@ -31,7 +31,7 @@ from weft.engine.learning import keep, label_of
 from weft.engine.machine import choose_device, load_calibration, machine_with
 from weft.engine.memory import room
 from weft.engine.plan import report_on
-from weft.engine.tuned_plan import stacks_of, tuned_group
+from weft.engine.tuned_plan import TrialBounds, stacks_of, tuned_group
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key
 from weft.planner.cost.calibration import Observation
@@ -80,7 +80,8 @@ class RunPlanner:
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with their modes chosen: sampled if that is open and the whole graph does not fit."""
         self._before_modes = {task.label: task for task in tasks}
-        moded, self._estimator = with_modes(tasks, self._estimator, self.room, self._options)
+        with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
+            moded, self._estimator = with_modes(tasks, self._estimator, self.room, self._options)
         return moded
 
     def weights(self, task: Task) -> tuple[str, ...]:
@@ -120,16 +121,19 @@ class RunPlanner:
         position = {task.label: index for index, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: position[plan.members[0]])
 
-    def tuned(self, kinds: Sequence[Task]) -> tuple[list[Task], Plan]:
-        """The rows of a tuned run with these kinds of trials as tasks, and their plan."""
-        with seeded(kinds[0].seed, self._device):
-            tasks, plan, _ = tuned_group(kinds, self._estimator, self.room, self._options)
-        return tasks, with_reason(plan, {task.label: task for task in tasks}, self.room)
+    def bounds(self, kinds: Sequence[Task]) -> TrialBounds:
+        """What these kinds of trials of a tuned run need by themselves, of what there is."""
+        return TrialBounds(kinds, self._estimator, self.room)
 
-    def stacks(self, kinds: Sequence[Task]) -> list[TrialStack]:
+    def tuned(self, bounds: TrialBounds) -> tuple[list[Task], Plan]:
+        """The rows of a tuned run as tasks, and their plan."""
+        with seeded(bounds.fitting[0].seed, self._device):
+            tasks, plan, _ = tuned_group(bounds, self._options)
+        return tasks, with_reason(plan, {task.label: task for task in tasks}, bounds.room)
+
+    def stacks(self, bounds: TrialBounds) -> list[TrialStack]:
         """The stacks of a tuned run."""
-        stats = self._estimator.stats(kinds[0])
-        return stacks_of(kinds, GroupLimits(stats, self.machine.device, self.machine, budget=self.room), self._options)
+        return stacks_of(bounds, self._options)
 
     def _faults(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Why tasks with a user's module cannot be predicted, by their labels; they may train all the same."""

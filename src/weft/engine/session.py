@@ -80,11 +80,13 @@ class Session:
         saved = about.get("members", [{}] * len(self.members))
         for index, (member, former, update) in enumerate(zip(self.members, saved, self.group.poll(0), strict=True)):
             member.seconds = float(former.get("seconds", 0.0))
+            member.logged = {name: list(map(tuple, pairs)) for name, pairs in former.get("logged", {}).items()}
             self._take(index, update)
             if former.get("status", RUNNING) != RUNNING:
                 del member.rows[int(former["epoch"]) :]
                 member.status, member.message = former["status"], former.get("message", "")
         self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
+        self._events.rows(self.members)
         self._emit_ended()
 
     def train(self) -> None:
@@ -186,6 +188,12 @@ class Session:
         if decision.drop:
             self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
+        self._events.rows(self.members)
+        for name, values in decision.logged.items():
+            member = self.members[self._index[name]]
+            for key, value in values.items():
+                member.logged.setdefault(key, []).append((member.epoch, value))
+            self._events.logged(member, values)
         self._emit()
         self._begin(decision.start)
         if decision.pause != self.paused:
@@ -237,7 +245,7 @@ class Session:
     def save(self, finished: bool = False) -> None:
         """Write a checkpoint, if there is a folder for one."""
         if self._save_to is not None:
-            columns = ("status", "message", "seconds", "epoch")
+            columns = ("status", "message", "seconds", "epoch", "logged")
             members = [{column: getattr(member, column) for column in columns} for member in self.members]
             self.checkpoint = self._save_to(self.group, {"members": members, "finished": finished})
             self._events.checkpoint(self.checkpoint, self.group.epoch)

@@ -110,15 +110,10 @@ def search_launch(
     search = search_for(shape, Multiprocessors(**count))
     while not search.finished:
         search.tell(took(search.next()))
-    others = [replace(search.best, way=other) for other in SHARDED_KERNELS if other != search.best.way]
-    for other in others if way is None else ():
-        search.trials[other] = took(other)
+    kernels = [replace(search.best, way=kernel) for kernel in SHARDED_KERNELS if kernel != search.best.way]
+    for config in kernels if way is None else ():
+        search.trials[config] = took(config)
     return search
-
-
-def is_worth_tuning(adj: ShardedAdjacency, edges: int) -> bool:
-    """Whether the kernel runs at all, and takes long enough."""
-    return adj.device.type == "cuda" and adj.forward.exchange.is_needed and edges >= LEAST_EDGES
 
 
 def choose_launch(
@@ -164,9 +159,8 @@ class SharedSession(Session):
                 self.ranks.share(STILL_PAUSED)
                 time.sleep(PAUSED_SECONDS)
             decided = super().decide(progress)
-        while (said := self.ranks.share(decided)) == STILL_PAUSED:
+        while (decision := self.ranks.share(decided)) == STILL_PAUSED:
             pass
-        decision: Decision = said
         return decision
 
     def _is_to_leave(self) -> bool:
@@ -193,14 +187,14 @@ class ShardedJob(Job):
     # ---- what rank 0 knows ---------------------------------------------------------------------------
 
     def _find_groups(self, saved: Groups | None) -> Groups:
-        found = None
+        decided = None
         if self._ranks.rank == 0:
             planned = self._planned.plans if self._planned is not None else None
             if not saved and planned is None:
                 planned = self._planner.groups(list(self._tasks.values()))
             plain = saved or [(str(number), replace(plan, tasks=())) for number, plan in enumerate(planned or (), 1)]
-            found = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
-        self._resuming, groups = self._ranks.share(found)
+            decided = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
+        self._resuming, groups = self._ranks.share(decided)
         return list(groups)
 
     def _over_ranks(self, plan: Plan) -> Plan:
@@ -211,7 +205,7 @@ class ShardedJob(Job):
         count, sampled = self._ranks.ranks, plan.mode == "sampled"
         why = f"{count} ranks with about as many edges each; "
         why += "gradients are summed" if sampled else "steps run eagerly, since ranks wait for each other in them"
-        kept = tuple(reason for reason in plan.why if "ranks with about" not in reason)
+        reasons = tuple(reason for reason in plan.why if "ranks with about" not in reason)
         join = plan.join if plan.join == "solo" else "stacked"
         return replace(
             plan,
@@ -224,12 +218,12 @@ class ShardedJob(Job):
             division=None,
             stages=(),
             shards=count,
-            why=(*kept, why),
+            why=(*reasons, why),
         )
 
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
-        found = super()._checkpoint(key, tasks) if self._ranks.rank == 0 else None
-        return self._ranks.share(found) if self._resuming else None
+        checkpoint = super()._checkpoint(key, tasks) if self._ranks.rank == 0 else None
+        return self._ranks.share(checkpoint) if self._resuming else None
 
     # ---- training ------------------------------------------------------------------------------------
 
@@ -261,8 +255,8 @@ class ShardedJob(Job):
             if way is not None:
                 ranks.staging.launch = ShardedLaunch(way=way)
             # The other ways have no launch to search; of sampled training only evaluations aggregate over ranks.
-            searched = way not in ("tiles", "fetched") and not tasks[0].sampled
-            if searched and is_worth_tuning(adj, edges):
+            searched = way not in ("tiles", "fetched") and not tasks[0].sampled and adj.device.type == "cuda"
+            if searched and adj.forward.exchange.is_needed and edges >= LEAST_EDGES:
                 self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device), way))
         shard = self._shards[key]
         if tasks[0].sampled:

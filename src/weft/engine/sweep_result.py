@@ -31,7 +31,8 @@ class SweepResult:
 
     ``tasks``: the Results in the order of ``sweep.tasks()``. ``plan``: one :class:`Plan` a group. ``seconds``: of the
     whole. ``graphs``: name and size of every graph, by what ``sweep.graphs`` calls it. Scores on different graphs do
-    not compare: members are ranked on one graph at a time.
+    not compare: members are ranked on one graph at a time. ``importance``: of the settings, if an Optuna study chose
+    them; the shares add up to 1.
     """
 
     sweep: Sweep
@@ -40,6 +41,7 @@ class SweepResult:
     environment: dict[str, Any]
     seconds: float = 0.0
     graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    importance: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         ends = ", ".join(f"{count} {status}" for status, count in self.statuses.items())
@@ -199,6 +201,7 @@ class SweepResult:
             **self.summary(),
             "varying": list(self.sweep.varying),
             "tasks": self.to_dicts(),
+            **({"importance": self.importance} if self.importance else {}),
             "graph": self.graph if len(self.sweep.graphs) == 1 else None,
             "environment": self.environment,
             "plan": [plan.to_dict() for plan in self.plan],

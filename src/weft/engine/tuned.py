@@ -25,14 +25,14 @@ from weft.core.task import Task
 from weft.core.version import __version__
 from weft.core.wording import option
 from weft.engine.control import Control, Interrupted
-from weft.engine.events import Listener, SweepEvents
+from weft.engine.events import Broadcast, SweepEvents
 from weft.engine.folder import CALLS, SWEEP, Groups, SweepFolder
 from weft.engine.job import Job
 from weft.engine.loading import read_result
 from weft.engine.process_state import FreeThreads
 from weft.engine.result import FORMAT, Result
 from weft.engine.session import Session, member_of
-from weft.engine.tuned_driver import WAITING, Trial, TunedDriver
+from weft.engine.tuned_driver import WAITING, Trial, TunedDriver, score_column
 from weft.engine.tuned_plan import description, rows_of, search_of, tuner_of
 from weft.planner.grouping.trials import one_of_each
 from weft.runtime.checkpoint import Checkpoint, read_checkpoint
@@ -42,8 +42,9 @@ from weft.runtime.group import GroupRun
 class TunedEvents(SweepEvents):
     """The events of a tuned sweep: ``trial`` where one begins, and otherwise those of a sweep."""
 
-    def __init__(self, sweep: Sweep, kinds: Sequence[Task], emit: Listener, trials: int) -> None:
+    def __init__(self, sweep: Sweep, kinds: Sequence[Task], emit: Broadcast, trials: int) -> None:
         super().__init__(Sweep.of_trials(one_of_each(kinds), sweep.name), emit)
+        self.run = emit.run
         self._space, self._trials = sweep, trials
         self._total = trials * max(task.epochs for task in kinds)
 
@@ -209,7 +210,8 @@ class TunedJob(Job):
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         """One group of rows, as planned now or before."""
-        self._stacks = self._planner.stacks(self._kinds)
+        self._bounds = self._planner.bounds(self._kinds)
+        self._stacks = self._planner.stacks(self._bounds)
         if saved:
             ((key, plan),) = saved
             counts = [len(members) for members in plan.stack_members]
@@ -220,7 +222,7 @@ class TunedJob(Job):
                 )
             tasks = rows_of(self._stacks, counts)
         else:
-            key, (tasks, plan) = "1", self._planner.tuned(self._kinds)
+            key, (tasks, plan) = "1", self._planner.tuned(self._bounds)
         self._tasks = {task.label: task for task in tasks}
         return [(key, plan)]
 
@@ -238,19 +240,27 @@ class TunedJob(Job):
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         rows, plan = list(self._tasks.values()), group.plan
         stacks = {row: index for index, members in enumerate(plan.stack_members) for row in members}
-        trials, every = self._options.trials or 1, self._options.checkpoint_every
+        search = search_of(self._sweep, self._bounds, rows, self._options.trials or 1)
+        run = "" if self._folder is None else self._tuned_events.run
+        search = replace(search, metric=score_column(member_of(group, 0)), run=run)
         if hasattr(self._tuner, "begin"):  # which may set how often it is called
-            self._tuner.begin(search_of(self._sweep, rows, trials))
-        self._driver = TunedDriver(
-            self._tuner, self._sweep, self._stacks, [stacks[row] for row in range(len(rows))], trials, every
-        )
+            self._tuner.begin(search)
+        stack_of_row = [stacks[row] for row in range(len(rows))]
+        every = self._options.checkpoint_every
+        self._driver = TunedDriver(self._tuner, self._sweep, self._stacks, stack_of_row, search, every)
         self._driver.members = [Member(task.label, 0, status=WAITING) for task in rows]
         self._tasks = {}
         group.open_rows()
         session = self._make_tuned_session(key, group)
         if checkpoint is not None:
             self._resume(session, checkpoint)
-        session.train()
+        resumable = self._folder is not None
+        try:
+            session.train()
+            resumable = resumable and bool(session.left)
+        finally:
+            if hasattr(self._tuner, "end"):
+                self._tuner.end(resumable)
         if session.left == "interrupted":
             self._report(force=True)
             place = None if session.checkpoint is None else session.checkpoint.parent
@@ -297,6 +307,11 @@ class TunedJob(Job):
         self._ended[member.name] = result
         self._keep([result])
 
+    @property
+    def importance(self) -> dict[str, float]:
+        """How much every setting mattered, if the tuner says that."""
+        return self._tuner.importance() if hasattr(self._tuner, "importance") else {}
+
     def _report(self, force: bool = False) -> None:
         if self._tasks:  # a tuner may ask for no trial
             super()._report(force)
@@ -311,7 +326,7 @@ class TunedJob(Job):
             return super()._outcome()
         ((key, plan),) = self.groups
         for name, message in self._driver.failed.items():
-            self._tasks[name] = self._kinds[0].with_values(name=name)
+            self._tasks[name] = self._driver.unfit.get(name) or self._kinds[0].with_values(name=name)
             self._ended[name] = self._without_model(name, self._records.get(key, plan), "failed", message)
         for name in self._driver.waiting:
             self._tasks[name] = self._driver.trials[name].task

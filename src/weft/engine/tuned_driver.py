@@ -13,16 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.decision import Decision, Progress, Requests, Start, Stop
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import DoesNotFitError, SpecError, WeftError
 from weft.core.member import Member
 from weft.core.settings import lower_is_better
 from weft.core.sweep import Sweep
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.engine.driver import NOTHING
 from weft.planner.grouping.trials import TrialStack, stack_for
-from weft.planner.tuning import PARENT, SCORE, trial_name
+from weft.planner.tuning import PARENT, SCORE, Search, trial_name
 
 WAITING = "waiting"  # of a row without a trial
+
+
+def score_column(member: Member) -> str:
+    """The column that a tuner's scores are of: the validation metric, or the training loss without such nodes."""
+    watched = f"val_{member.metric}"
+    return watched if watched in member.columns else "train_loss"
 
 
 @dataclass
@@ -40,20 +47,22 @@ class TunedDriver:
     """Decides what a session of rows does next, for ``tuner``.
 
     ``members`` has a member per row, of stack ``stack_of_row``. ``trials``: those that were asked for, by name;
-    ``limit``: how many there are to be, copies left out. ``journal``: calls of the tuner so far, as lines of JSON.
-    ``failed``: trials that could not be built, by name, with the reason; ``waiting``: those without a free row.
+    ``search``: what they are chosen in. ``journal``: calls of the tuner so far, as lines of JSON.
+    ``failed``: trials that could not be built, by name, with the reason; ``unfit``: those of them that would not fit
+    into the memory; ``waiting``: those without a free row.
     """
 
     tuner: Any
     sweep: Sweep
     stacks: Sequence[TrialStack]
     stack_of_row: Sequence[int]
-    limit: int
+    search: Search
     checkpoint_every: float
     members: list[Member] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    unfit: dict[str, Task] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,8 +129,7 @@ class TunedDriver:
         return self._begin()
 
     def _report(self, member: Member) -> None:
-        watched = f"val_{member.metric}"
-        column = watched if watched in member.columns else "train_loss"
+        column = score_column(member)
         position = member.columns.index(column)
         sign = -1.0 if lower_is_better(column) else 1.0
         for epoch in range(self._reported[member.name], member.epoch):
@@ -174,7 +182,7 @@ class TunedDriver:
         copies = bool(getattr(self.tuner, "copies", False))
         while True:
             rows = sum(map(len, free.values())) - len(self.waiting)
-            count = rows if copies else min(rows, self.limit - self._counted)
+            count = rows if copies else min(rows, self.search.trials - self._counted)
             asked = self._ask(count) if count > 0 else []
             built = [self._new(settings) for settings in asked]
             self._place(free, start)
@@ -186,10 +194,15 @@ class TunedDriver:
         name, chosen = trial_name(len(self.trials) + len(self.failed)), dict(settings)
         parent = chosen.pop(PARENT, None)
         self._counted += parent is None
-        if self._counted > self.limit:
-            raise SpecError(f"tuner: ask() returned more than the {self.limit} trials that there are to be")
+        if self._counted > self.search.trials:
+            raise SpecError(f"tuner: ask() returned more than the {self.search.trials} trials that there are to be")
         try:
-            task = self.sweep.trial(chosen, name)
+            task, need = self.sweep.trial(chosen, name), self.search.need(chosen)
+            if need > self.search.budget:
+                self.unfit[name], room = task, show_bytes(self.search.budget)
+                raise DoesNotFitError(
+                    f"task {name!r}: not trained: it needs {show_bytes(need)} ({need:,} bytes) of {room}"
+                )
             trial = Trial(task, stack_for(task, self.stacks), parent)
         except WeftError as error:
             self.failed[name] = str(error)

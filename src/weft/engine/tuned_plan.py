@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -17,9 +18,10 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.core.wording import option
 from weft.engine.estimator import Estimate, Estimator
+from weft.engine.optuna_tuner import OptunaTuner
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, fitting_size
-from weft.planner.grouping.trials import TrialStack, check_tunable, trial_stacks
+from weft.planner.grouping.trials import TrialStack, check_tunable, each_kind, stack_for, trial_stacks
 from weft.planner.tuning import BUILT_IN, Search, Tuner
 
 APART = {  # options that a tuned run does not take, and why
@@ -48,10 +50,13 @@ def check_tuner(options: RunOptions, work: Any) -> list[Task]:
 
 
 def tuner_of(options: RunOptions) -> Any:
-    """The tuner: one of the built-in ones, as it is before its first call, or the user's object."""
-    if isinstance(options.tuner, str):
-        return Tuner.of(options.tuner)
-    return deepcopy(options.tuner) if type(options.tuner) in BUILT_IN.values() else options.tuner
+    """The tuner: one of the built-in ones, as it is before its first call, the user's object, or one for a study."""
+    tuner = options.tuner
+    if isinstance(tuner, str):
+        return Tuner.of(tuner)
+    if not hasattr(tuner, "report"):
+        return OptunaTuner(tuner)
+    return deepcopy(tuner) if type(tuner) in BUILT_IN.values() else tuner
 
 
 def description(tuner: Any) -> dict[str, Any]:
@@ -61,10 +66,55 @@ def description(tuner: Any) -> dict[str, Any]:
     return {"name": type(tuner).__name__, **{k: v for k, v in plain.items() if isinstance(v, (int, float, str))}}
 
 
-def stacks_of(kinds: Sequence[Task], limits: GroupLimits, options: RunOptions) -> list[TrialStack]:
-    """The stacks of a tuned run; only one for a tuner that copies trials, whose rows must all fit each other."""
+def rows_of(stacks: Sequence[TrialStack], counts: Sequence[int]) -> list[Task]:
+    """A task for every row of ``stacks``, of which each has as many as ``counts`` says."""
+    tasks = [stack.widest for stack, count in zip(stacks, counts, strict=True) for _ in range(count)]
+    return [task.with_values(name=f"row-{row:03d}") for row, task in enumerate(tasks)]
+
+
+class TrialBounds:
+    """Predicted bytes of ``kinds`` of trials, each by itself, of the ``room`` that there is.
+
+    Wider trials of one structure need no less. ``fitting``: the kinds that fit; others are not tried.
+    """
+
+    def __init__(self, kinds: Sequence[Task], estimator: Estimator, room: int) -> None:
+        self.estimator, self.room, machine = estimator, room, estimator.machine
+        self.limits = GroupLimits(estimator.stats(kinds[0]), machine.device, machine, budget=room)
+        self._kinds = each_kind(kinds)
+        alike: dict[Any, list[TrialStack]] = {}
+        for kind in self._kinds:
+            alike.setdefault(kind.key, []).append(kind)
+        # A dry run takes 0.1 to 0.3 s: of a structure with very many widths only some are needed.
+        few = [each[: bisect_right(each, room, key=self._bytes)] for each in alike.values()]
+        names = {kind.widest.label for each in few for kind in each}
+        self.fitting = [kind for kind in kinds if kind.label in names]
+        if not self.fitting:
+            need = min(self._bytes(each[0]) for each in alike.values())
+            raise DoesNotFitError(
+                f"no trial of this space fits: the smallest needs {show_bytes(need)} ({need:,} bytes) of "
+                f"{show_bytes(room)}; give narrower models, or raise the budget"
+            )
+
+    def _bytes(self, kind: TrialStack) -> int:
+        most = self.limits.most_bytes([kind.widest])  # without a dry run
+        return most if most <= self.room else self.estimator.alone(kind.widest).cost.total_bytes
+
+    def need(self, task: Task) -> int:
+        """Bytes of a trial, with every number at its most."""
+        return self._bytes(self._kinds[stack_for(task, self._kinds)])
+
+
+def stacks_of(bounds: TrialBounds, options: RunOptions) -> list[TrialStack]:
+    """The stacks of a tuned run, as many as there are rows at most, if padding makes them so few.
+
+    Only one for a tuner that copies trials, whose rows must all fit each other.
+    """
+    rows = min(options.width or MAX_MEMBERS, options.trials or 1)
     copies = bool(getattr(tuner_of(options), "copies", False))
-    stacks = trial_stacks(kinds, limits, together=copies)
+    stacks = trial_stacks(bounds.fitting, bounds.limits, together=copies)
+    if not copies and len(stacks) > rows:
+        stacks = trial_stacks(bounds.fitting, bounds.limits, together=True)
     if copies and len(stacks) > 1:
         raise SpecError(
             f"the tuner copies weights from one trial to another, and the space has {len(stacks)} structures or widths "
@@ -73,19 +123,10 @@ def stacks_of(kinds: Sequence[Task], limits: GroupLimits, options: RunOptions) -
     return stacks
 
 
-def rows_of(stacks: Sequence[TrialStack], counts: Sequence[int]) -> list[Task]:
-    """A task for every row of ``stacks``, of which each has as many as ``counts`` says."""
-    tasks = [stack.widest for stack, count in zip(stacks, counts, strict=True) for _ in range(count)]
-    return [task.with_values(name=f"row-{row:03d}") for row, task in enumerate(tasks)]
-
-
-def tuned_group(
-    kinds: Sequence[Task], estimator: Estimator, room: int, options: RunOptions
-) -> tuple[list[Task], Plan, Estimate]:
+def tuned_group(bounds: TrialBounds, options: RunOptions) -> tuple[list[Task], Plan, Estimate]:
     """The rows of a tuned run as tasks, their plan with the reason for their number, and its estimate."""
-    machine, stats = estimator.machine, estimator.stats(kinds[0])
-    limits = GroupLimits(stats, machine.device, machine, budget=room)
-    stacks, trials = stacks_of(kinds, limits, options), options.trials or 1
+    estimator, limits, room = bounds.estimator, bounds.limits, bounds.room
+    stacks, trials = stacks_of(bounds, options), options.trials or 1
     least = len(stacks)
     width = options.width or min(MAX_MEMBERS, sum(fitting_size(stack.widest, limits).tasks for stack in stacks))
     width = max(min(width, trials), 1)
@@ -137,14 +178,17 @@ def _plan(tasks: Sequence[Task], counts: Sequence[int], estimator: Estimator) ->
     return replace(plan, join=join, stacks=stacks if len(stacks) > 1 else (), why=plain)
 
 
-def search_of(sweep: Sweep, tasks: Sequence[Task], trials: int) -> Search:
+def search_of(sweep: Sweep, bounds: TrialBounds, tasks: Sequence[Task], trials: int) -> Search:
     """What the tuner of ``sweep`` chooses in; ``tasks``: the rows."""
+
+    def need(settings: Any) -> int:
+        return bounds.need(sweep.trial(settings, "trial"))
 
     def possible(settings: Any) -> bool:
         try:
-            sweep.trial(settings, "trial")
+            return need(settings) <= bounds.room
         except SpecError:
             return False
-        return True
 
-    return Search(sweep.space(), trials, max(task.epochs for task in tasks), len(tasks), possible)
+    epochs = max(task.epochs for task in tasks)
+    return Search(sweep.space(), trials, epochs, len(tasks), possible, need=need, budget=bounds.room)

@@ -33,12 +33,29 @@ def scipy_fields(matrix: Any, weighted: bool | None) -> dict[str, Any]:
     return {"src": coo.row, "dst": coo.col, "num_nodes": int(coo.shape[0]), "edge_weight": weight}
 
 
-def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
-    """A PyG ``Data`` (not ``HeteroData``, not a dataset)."""
+def is_pyg(value: Any) -> bool:
+    """Whether it is a ``Data``, a ``HeteroData`` or a dataset of PyG, or of a class derived from these."""
+    return any(base.__module__.startswith("torch_geometric.data") for base in type(value).__mro__)
+
+
+def pyg_data(data: Any) -> Any:
+    """The one ``Data`` in a dataset, and ``HeteroData`` with nodes of one type as ``Data`` with an ``edge_type``."""
     if hasattr(data, "edge_types"):
-        raise GraphError("HeteroData has several kinds of edges; convert it with data.to_homogeneous() first")
-    if hasattr(data, "__len__") and not hasattr(data, "num_nodes"):
-        raise GraphError(f"{_kind(data)} is not one PyG graph; pass one of its items, for example dataset[0]")
+        if len(data.node_types) != 1:
+            raise GraphError(
+                f"HeteroData has nodes of {len(data.node_types)} types ({', '.join(data.node_types)}), and Weft trains "
+                "on nodes of one; data.to_homogeneous() makes them one, with edge_type, if their features are as wide"
+            )
+        return data.to_homogeneous(add_node_type=False)
+    if hasattr(data, "__getitem__") and not hasattr(data, "stores"):
+        if not is_pyg(data) or len(data) != 1:
+            raise GraphError(f"{_kind(data)} is not one PyG graph; pass one of its items, for example dataset[0]")
+        return pyg_data(data[0])
+    return data
+
+
+def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
+    """A PyG ``Data``."""
     src, dst, weight = _pyg_edges(data)
     masks = {name: getattr(data, f"{name}_mask", None) for name in SPLITS}
     for name, mask in masks.items():

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -209,10 +210,12 @@ class Graph:
     ) -> Graph:
         """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_attr, edge_type and the masks.
 
-        A one-column ``edge_attr`` is also a weight if there is no ``edge_weight``.
+        A dataset of one ``Data`` is that; ``HeteroData`` with nodes of one type has a relation per type of edges. A
+        one-column ``edge_attr`` is also a weight if there is no ``edge_weight``.
         Masks with several columns are several splits; ``split`` takes one column alone. ``num_relations`` as for
         :meth:`from_edges`.
         """
+        data = convert.pyg_data(data)
         graph = cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
         keys = getattr(data, "keys", ())
         unread = sorted(set(keys() if callable(keys) else keys) - convert.PYG_READ)
@@ -528,6 +531,30 @@ class Graph:
         from weft.graph import saved as store
 
         store.save(self, path, overwrite=overwrite)
+
+
+# Of PyG's objects that were given as graphs, by their ids while they exist (a Data has no hash): their tensors with
+# the versions that torch counts, and the graph.
+_CONVERTED: dict[int, tuple[list[tuple[Tensor, int]], Graph]] = {}
+
+
+def as_graph(value: Any) -> Graph | None:
+    """``value`` if it is a graph, or the graph that a ``Data`` or a dataset of PyG is; None for anything else.
+
+    An object of PyG is converted once, and again if a tensor in it was replaced or changed in place. The graph shares
+    its tensors where types allow.
+    """
+    if isinstance(value, Graph) or not convert.is_pyg(value):
+        return value if isinstance(value, Graph) else None
+    held = [part for store in getattr(value, "stores", ()) for part in store.values() if isinstance(part, Tensor)]
+    tensors, graph = _CONVERTED.get(id(value), ([], None))
+    as_before = [(id(part), part._version) for part in held] == [(id(part), version) for part, version in tensors]
+    if graph is None or not as_before:
+        graph = Graph.from_pyg(value, name=str(getattr(value, "name", None) or type(value).__name__))
+        if id(value) not in _CONVERTED:
+            finalize(value, _CONVERTED.pop, id(value), None)
+        _CONVERTED[id(value)] = [(part, part._version) for part in held], graph
+    return graph
 
 
 def degree_histogram(degrees: Tensor) -> tuple[int, ...]:

@@ -311,20 +311,25 @@ def register_model(traits: ModelTraits, model: type[GNN]) -> Iterator[None]:
     It is then trained alone, stacked and padded like the others, and planned by the numbers of ``traits``. Nothing is
     left of it after the block, and other threads do not see it.
     """
-    if not (isinstance(model, type) and issubclass(model, GNN)):
-        raise SpecError(f"register_model: {model!r} must be a subclass of weft.nn.GNN")
-    missing = [name for name in traits.settings if name not in options_of(model)]
-    if missing:
-        raise SpecError(
-            f"register_model: the row of {traits.name!r} lists {', '.join(missing)} among its settings, "
-            f"but {model.__name__} takes {', '.join(options_of(model))}"
-        )
+    check_row("register_model", traits, model)
     with with_traits(traits, model):
         yield
 
 
+def check_row(where: str, traits: ModelTraits, model: Any) -> None:
+    """A :class:`SpecError` for a class that does not take the settings of its row; ``where`` begins it."""
+    if not (isinstance(model, type) and issubclass(model, GNN)):
+        raise SpecError(f"{where}: {model!r} must be a subclass of weft.nn.GNN")
+    missing = [name for name in traits.settings if name not in options_of(model)]
+    if missing:
+        raise SpecError(
+            f"{where}: the row of {traits.name!r} lists {', '.join(missing)} among its settings, "
+            f"but {model.__name__} takes {', '.join(options_of(model))}"
+        )
+
+
 def known_models() -> dict[str, type[GNN]]:
-    """The class of every name: built in, and registered in this thread."""
+    """The class of every name: built in, registered in this thread, and of plug-ins that were used."""
     return {**CLASSES, **registered_classes()}
 
 

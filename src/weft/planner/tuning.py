@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.core.compatibility import MEMBER_NUMBERS
 from weft.core.errors import SpecError
+from weft.core.plugins import blame_plugin, load_plugin, plugin_names
 from weft.core.run_options import TUNERS
 from weft.core.search_space import Space
 from weft.core.settings import identity
@@ -32,7 +33,9 @@ RUNG_SHARE = 27  # of the epochs: the first rung, if no grace period is given
 class Search:
     """What a tuner chooses in: the ``space``, how many ``trials``, their ``epochs`` at most, ``width`` at once.
 
-    ``possible``: whether there is a trial with some settings; not every model takes all of them together.
+    ``possible``: whether there is a trial with some settings that fits; not every model takes all of them together.
+    ``metric``: the column that the score is of. ``need``: the predicted bytes of a trial with some settings by itself,
+    of ``budget``. ``run``: names a run that can be resumed, whose trials a tuner with a storage finds there again.
     """
 
     space: Space
@@ -40,6 +43,10 @@ class Search:
     epochs: int
     width: int
     possible: Callable[[Mapping[str, Any]], bool] = bool
+    metric: str = "val_accuracy"
+    need: Callable[[Mapping[str, Any]], int] = lambda settings: 0
+    budget: int = 1
+    run: str = ""
 
 
 class Tuner:
@@ -47,8 +54,9 @@ class Tuner:
 
     Trials are called ``trial-000``, ``trial-001``, ... in the order in which ``ask`` returns their settings. ``every``:
     epochs between two calls of ``stop`` and ``ask`` (1 for a tuner without it). ``begin`` is called once, before the
-    first ``ask``, if there is such a method. ``seed``: of the draws. ``copies``: whether it asks for trials that
-    continue with the weights of others; they do not count as trials, so that ``n`` is then the number of free rows.
+    first ``ask``, and ``end(resumable)`` once when the run ends, if there are such methods. ``seed``: of the draws.
+    ``copies``: whether it asks for trials that continue with the weights of others; they do not count as trials, so
+    that ``n`` is then the number of free rows.
     """
 
     every: int = 10
@@ -62,15 +70,23 @@ class Tuner:
 
     @classmethod
     def of(cls, name: str, **settings: Any) -> Tuner:
-        """The built-in tuner called ``name``: ``Tuner.of("asha", eta=4)``; an unknown name or setting is refused."""
-        if name not in BUILT_IN:
-            hint = did_you_mean(str(name), TUNERS) or f"it must be one of {', '.join(TUNERS)}"
+        """The tuner called ``name``, built in or a plug-in: ``Tuner.of("asha", eta=4)``.
+
+        An unknown name or setting is refused.
+        """
+        make: Callable[..., Tuner] | None = BUILT_IN.get(name) or load_plugin("tuners", name)
+        if make is None:
+            names = (*TUNERS, *plugin_names("tuners"))
+            hint = did_you_mean(str(name), names) or f"it must be one of {', '.join(names)}"
             raise SpecError(f"tuner={name!r} is not known; {hint}")
-        allowed = list(signature(BUILT_IN[name]).parameters)
+        allowed = list(signature(make).parameters)
         for key in settings:
             if key not in allowed:
                 raise SpecError(f"tuner {name!r} has no setting {key!r}; it has {', '.join(allowed)}")
-        return BUILT_IN[name](**settings)
+        if name in BUILT_IN:
+            return make(**settings)
+        with blame_plugin("tuners", name):
+            return make(**settings)
 
     def begin(self, search: Search) -> None:
         """Learn what to choose in."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ from weft.runtime.step.forward import Layout
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, MemberSlot
 from weft.runtime.step.stack import Stack
-from weft.runtime.step.state import RATE, buffer_called, is_flat
+from weft.runtime.step.state import GRADIENT_NORM, RATE, TOP, TOP_BUFFER, buffer_called, copied_name, is_flat
 
 BEST = "best."  # before names in a checkpoint: of what a module kept with its best weights
 STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
@@ -83,7 +83,12 @@ class GroupMember:
         Weights and buffers have the member's true size, tensors with one number per parameter are in the order of
         the parameters' elements, and the history has the member's epochs.
         """
-        tensor, padding = self.tensor(name), self.slot.padding
+        tensor, copied = self.tensor(name), copied_name(name)
+        return torch.stack([self._true(copied, part) for part in tensor]) if copied else self._true(name, tensor)
+
+    def _true(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor called ``name`` of this member at its true size."""
+        padding = self.slot.padding
         if name == "history":
             return tensor[: self.task.epochs]
         if is_flat(name):
@@ -96,8 +101,15 @@ class GroupMember:
 
         Raises :class:`SpecError` if the checkpoint does not have it, or in another shape.
         """
+        tensor, copied = saved.get(f"{self.index}.{name}"), copied_name(name)
+        if copied and tensor is not None and len(tensor) == self.task.keep_top:
+            return torch.stack([self._as_in_stack(copied, part) for part in tensor])
+        return self._as_in_stack(name, tensor)
+
+    def _as_in_stack(self, name: str, tensor: Tensor | None) -> Tensor:
+        """The inverse of :meth:`_true`."""
         shape, padding, buffer = self.stack.state.tensors()[name].shape[1:], self.slot.padding, buffer_called(name)
-        tensor, true = saved.get(f"{self.index}.{name}"), shape
+        true = shape
         if name == "history":
             true = torch.Size((self.task.epochs, *shape[1:]))
         elif padding is not None and is_flat(name):
@@ -637,6 +649,22 @@ class GroupRun:
         member = self.members[index]
         buffers = {name: member.tensor(f"buffer.{name}") for name in member.stack.state.buffers}
         return member.stack.members.model_of(member.slot, member.tensor("flat"), buffers)
+
+    def top(self, index: int) -> Iterator[tuple[int, nn.Module]]:
+        """The best epochs of a member (counted from 0), the best first, each with its model; none unless kept."""
+        member = self.members[index]
+        if member.task.keep_top is None:
+            return
+        scores, epochs, flats = (member.tensor(f"loop.{name}") for name in TOP)
+        buffers = {name: member.tensor(f"loop.{TOP_BUFFER}{name}") for name in member.stack.state.buffers}
+        for _, epoch, slot in sorted(zip((-scores).tolist(), epochs.tolist(), range(len(flats)), strict=True)):
+            if epoch >= 0:
+                own = {name: copies[slot] for name, copies in buffers.items()}
+                yield epoch, member.stack.members.model_of(member.slot, flats[slot], own)
+
+    def gradient_norm(self, index: int) -> float:
+        """The norm of a member's gradient in its last step, where its task has callbacks."""
+        return float(self.members[index].tensor(f"loop.{GRADIENT_NORM}"))
 
     def best_kept(self, index: int) -> dict[str, Tensor]:
         """The state of a user's module besides its ``state_dict`` when its best weights were evaluated, for a file."""

@@ -69,6 +69,7 @@ DOWNLOADS = {  # by the last part of the path: file, how the name ends that a br
     "result": ("result.json", "", "Settings, metrics and history of a task that is done, or diverged"),
     "weights": ("model.safetensors", ".safetensors", "The best weights, as safetensors"),
     "kept": ("kept.safetensors", ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
+    "top": ("top.safetensors", ".top.safetensors", "The weights of the best epochs, by rank, as safetensors"),
     "predictions": ("predictions.safetensors", ".safetensors", "Nodes and logits of an inference task, as safetensors"),
 }
 BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it
@@ -109,8 +110,6 @@ for _row in options_of("queue"):  # how tasks are trained, as weft.RunOptions ta
         **({} if _rule.parse is not None else _kind),
         "description": _row.metadata["shell"]["help"],
     }
-
-
 PREDICTION = {
     "type": "object",
     "required": ["task", "nodes"],
@@ -334,19 +333,19 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
 
     rendering = asyncio.Lock()  # one at a time: each is a process that loads torch
 
-    async def report(described: Callable[[str], dict[str, Any]], name: str) -> Response:
-        found = await _in(service.reads, described, name)
+    async def report(describe: Callable[[str], dict[str, Any]], name: str) -> Response:
+        description = await _in(service.reads, describe, name)
         async with rendering:
-            page = await _in(None, service.render, found)
+            page = await _in(None, service.render, description)
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     @api.get("/api/sweeps/{sweep}/report", summary="The report of a sweep as it stands", response_class=HTMLResponse)
     async def report_sweep(sweep: str) -> Response:
-        return await report(service.described_sweep, sweep)
+        return await report(service.describe_sweep, sweep)
 
     @api.get("/api/tasks/{task}/report", summary="The report of a task that is done", response_class=HTMLResponse)
     async def report_task(task: str) -> Response:
-        return await report(service.described_task, task)
+        return await report(service.describe_task, task)
 
     @api.get("/api/tasks/{task}", summary="Show a task")
     async def show(task: str) -> Response:

@@ -44,9 +44,6 @@ DEFAULT_SERVER = "http://127.0.0.1:8787"
 TaskId = str | Mapping[str, Any]
 Named = Union[TaskId, "SubmittedSweep"]  # a task, or a sweep
 
-
-# ---- tasks -------------------------------------------------------------------------------------------------
-
 A_SWEEP = re.compile(r"[\w=.+-]{1,100}-[0-9]{1,18}", re.ASCII)  # which no id of a task is
 
 
@@ -106,9 +103,6 @@ def check_nodes(nodes: str | Sequence[int] | None) -> str | list[int] | None:
             raise InputError(f"nodes: {str(node)[:SHOWN]!r} is no id of a node; {expected}")
         ids.append(index)
     return ids
-
-
-# ---- where ---------------------------------------------------------------------------------------------------
 
 
 def check_server(server: str) -> str:
@@ -367,35 +361,36 @@ class Client:
         Of a task whose loss became NaN they have the best weights from before, and ``"status": "diverged"``.
         They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
         task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
-        weights, if it does.
+        weights, if it does. ``top.safetensors``: the weights of its best epochs, with ``keep_top``.
         """
         name = path_of(task).rpartition("/")[2]
         try:
-            place = Path(folder) / name
+            target = Path(folder) / name
         except TypeError:
             raise InputError(f"folder: expected the path of a folder, not {_kind(folder)}") from None
         if not is_sweep(task):
-            self._fetch_files(self.show(name), place)
-            return place
+            self._fetch_files(self.show(name), target)
+            return target
         tasks = self.tasks(sweep=name)
-        described = {**self.show(name), "members": tasks}
-        left = sum(one["state"] not in ENDED for one in tasks)
-        if left:
-            told = f"sweep {name!r}: {left} of its {len(tasks)} tasks have not ended"
-            raise InputError(f"{told}; wait for it (weft watch {name}), cancel them, or fetch single tasks")
+        description = {**self.show(name), "members": tasks}
+        unfinished = sum(task["state"] not in ENDED for task in tasks)
+        if unfinished:
+            state = f"sweep {name!r}: {unfinished} of its {len(tasks)} tasks have not ended"
+            raise InputError(f"{state}; wait for it (weft watch {name}), cancel them, or fetch single tasks")
         from weft.serve.sweep_result import member_folders, write_sweep  # imports torch
 
-        folders = member_folders(place, described)
-        for one, inside in zip(tasks, folders, strict=True):
-            if one["state"] == "done" or one["score"] is not None:  # or it diverged after a usable epoch
-                self._fetch_files(one, inside)
-        write_sweep(place, described, folders)
-        return place
+        folders = member_folders(target, description)
+        for member, inside in zip(tasks, folders, strict=True):
+            if member["state"] == "done" or member["score"] is not None:  # or it diverged after a usable epoch
+                self._fetch_files(member, inside)
+        write_sweep(target, description, folders)
+        return target
 
     def _fetch_files(self, task: Mapping[str, Any], place: Path) -> None:
         inferred = task["kind"] == "inference"
         other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
-        kept = [("kept.safetensors", "kept")] if "kept" in self.result(task) else []
+        others = ("kept", "top") if not inferred else ()
+        kept = [(f"{kind}.safetensors", kind) for kind in others if kind in self.result(task)]
         try:
             place.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -526,7 +521,7 @@ def _checked(**options: Any) -> dict[str, Any]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token is for one server: nobody is followed elsewhere with it."""
+    """Refuse redirects, so that the token is not sent to another host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

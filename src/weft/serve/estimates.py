@@ -105,6 +105,7 @@ def estimate_of(
     kind, machine, graphs = device.partition(":")[0], machine_of(device), Graphs(store=store)
     room = min(size for size in (room, options.budget, machine.memory_bytes) if size is not None)
     estimator, tasks = Estimator(machine, load_calibration(machine), graphs), [task]
+    options.check_device(kind)
     try:
         check_tasks([task])
         loading(begins=True)
@@ -137,8 +138,10 @@ def estimate_of(
         "turn_seconds": cost.turn_seconds if kind == "cuda" else 0.0,
         "why": "; ".join((f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted", *reasons)),
     }
-    sampled = {} if tasks[0].mode == task.mode else {"mode": tasks[0].mode}
-    return {**predicted, **_common(tasks[0], options, room, estimator), **sampled, "runnable": runnable, **sharded}
+    decided = {
+        name: getattr(tasks[0], name) for name in ("mode", "batch") if getattr(tasks[0], name) != getattr(task, name)
+    }
+    return {**predicted, **_common(tasks[0], options, room, estimator), **decided, "runnable": runnable, **sharded}
 
 
 def over_ranks(report: PlanReport, task: Task, options: RunOptions, devices: int, busy: float) -> dict[str, Any]:

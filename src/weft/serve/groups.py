@@ -1,4 +1,4 @@
-"""The life of a group: how it starts, ends, is preempted, continues, or is dissolved."""
+"""The life of a group: it starts, ends, is preempted, continues, or is dissolved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
-from weft.serve.rivals import first_message, group_ended, standing, tell_later_groups
+from weft.serve.rivals import group_ended, scores_before, scores_of, send_to_later_groups
 from weft.serve.state import (
     ALONE_SECONDS,
     QUARTER,
@@ -54,7 +54,7 @@ from weft.serve.state import (
 )
 from weft.serve.worker_pool import PLANNER, SPAWNER_GONE, WorkerPool, WorkerProcess, bound_log
 
-# ---- How groups end.
+# ---- Ends of groups.
 
 SUSPECT = "suspect"  # in the plan of a task that ran when a fault broke its device
 GROWTH, DISK_WAIT = 1.5, 20.0
@@ -66,9 +66,9 @@ def broke_device(message: Mapping[str, Any]) -> bool:
 
 
 class GroupEndings:
-    """Records how the members of a group ended, and queues again those that get another attempt.
+    """Records how the members of a group ended, and queues those again that get another attempt.
 
-    What cannot be written now, as on a full disk, is written when there is room.
+    What a full disk refuses now is written once there is room.
 
     A kernel that fails (an index out of range, an illegal address) breaks the device for its process, and under
     NVIDIA's MPS for every process on the GPU, without saying whose kernel it was. So all tasks that ran there are tried
@@ -80,7 +80,7 @@ class GroupEndings:
         self._unwritten: list[Callable[[], None]] = []
 
     def write_left(self) -> None:
-        """Write down what could not be written before; it stays if it still cannot."""
+        """Write what could not be written before; what still cannot is tried again later."""
         while self._unwritten:
             unless_lost(self._unwritten[0])
             del self._unwritten[0]
@@ -123,9 +123,9 @@ class GroupEndings:
     def _ended(self, active: ActiveGroup, message: Mapping[str, Any]) -> None:
         """Record how the members ended.
 
-        If the run as a whole failed, members of a group are tried once more alone, and a task alone has failed. An
-        error that Weft did not foresee, in a task that runs Weft's code alone, is no fault of the task: it is tried
-        again, in a fresh process.
+        If the run as a whole failed, each member of a group is tried once more by itself, and a single task has failed.
+        An unexpected error in a task that runs only Weft's code is not the task's fault: it is tried again, in a fresh
+        process.
         """
         outcomes: Mapping[str, Any] = message.get("members", {})
         if broke_device(message) and self._pool.shares_faults:
@@ -161,9 +161,9 @@ class GroupEndings:
             self._state.resumable[active.group.id] = replace(active.group, state=state, note=note)
 
     def _orphaned(self, active: ActiveGroup, reason: str) -> None:
-        """Queue a group again that ended with the process that starts workers, as after the death of a server.
+        """Queue a group again that ended because the process that starts workers died, as after the death of a server.
 
-        That costs no attempt, unless it happens again before the task has saved anything: its model may be the cause.
+        That costs no attempt unless it happens again before the task has saved anything: its model may be the cause.
         """
         claimant = self._state.claimant(active.worker)
         tasks = known_tasks(self._state.db, active.members)
@@ -174,7 +174,7 @@ class GroupEndings:
         self._end_group(active, "preempted" if active.fused and not apart else "dissolved", reason)
 
     def _try_apart(self, active: ActiveGroup, name: str, error: str) -> None:
-        """Queue a task again that ran on a device that broke; the second time it has failed."""
+        """Queue a task again whose device broke, alone on the device; fail it the second time."""
         plan = dict(self._state.db.get(name).plan or {})
         first = not plan.get(SUSPECT)
         ranks = max(Counter(active.running.places).values())  # of one device
@@ -211,14 +211,14 @@ class GroupEndings:
         return False
 
     def _fail(self, active: ActiveGroup, name: str, error: str, outcome: Mapping[str, Any]) -> None:
-        """Record that a member failed, and if it diverged where its best weights are."""
+        """Record that a member failed; if it diverged after a usable epoch, also where its best weights are."""
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
         has_weights = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
-        known = {"result": finite(_result(active, outcome))} if has_weights else {}
-        self._state.db.fail(name, worker, attempt, error, **known)
+        result = {"result": finite(_result(active, outcome))} if has_weights else {}
+        self._state.db.fail(name, worker, attempt, error, **result)
 
     def _wait_for_room(self, active: ActiveGroup, name: str, error: str) -> None:
-        """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""
+        """Queue a task again that failed because the disk was full: that costs it no attempt."""
         self._state.not_before[name] = time.monotonic() + DISK_WAIT
         task = self._state.db.get(name)
         if active.fused:
@@ -229,14 +229,14 @@ class GroupEndings:
             self._state.counters["tasks_requeued"] += 1
 
     def _lost(self, active: ActiveGroup, name: str, reason: str) -> None:
-        """Queue a task again whose worker was lost; a member of a group continues alone from the group's checkpoint."""
+        """Queue a task again whose worker was lost; a group's member continues by itself from its checkpoint."""
         plan = dict(self._state.db.get(name).plan or {})
         plan["failures"] = int(plan.get("failures", 0)) + 1
         self._state.fail(active, name, reason, True, plan)
         self._state.counters["tasks_requeued"] += 1
 
     def _out_of_memory(self, active: ActiveGroup, name: str, reason: str, measured: int | None) -> None:
-        """Correct the estimate and queue the task once more, alone; the second time it has failed."""
+        """Raise the estimate and queue the task once more, by itself; fail it the second time."""
         plan = dict(self._state.db.get(name).plan or {})
         first = not plan.get("memory_errors")
         estimate = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
@@ -252,7 +252,7 @@ class GroupEndings:
             self._state.ran[time.monotonic() // QUARTER, user] += active.seconds / len(active.users)
 
     def worker_gone(self, worker: WorkerProcess, reason: str, orphaned: bool = False) -> None:
-        """Queue again what a worker had that has ended."""
+        """Queue the tasks of a worker again that has ended."""
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
@@ -262,7 +262,7 @@ class GroupEndings:
 
 
 def _result(active: ActiveGroup, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """What the queue keeps of how a member ended, and the folder of its files."""
+    """Return what the queue stores about the end of a member: status, metrics, and the folder of its files."""
     return {
         "status": outcome["status"],
         "metrics": outcome["metrics"],
@@ -280,7 +280,7 @@ def is_full_disk(error: str) -> bool:
 
 
 def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:
-    """Why a worker is replaced after a group, if it is: what a model leaked or broke stays with the process."""
+    """Return why a worker must be replaced after a group ("": it need not): leaks and faults stay with its process."""
     if broke_device(message):
         return "is replaced, since its device no longer answers"
     leftover = message.get("leftover", 0)
@@ -300,7 +300,7 @@ def why_gone(worker: WorkerProcess, code: Any) -> str:
 
 
 def weights_file(state: SupervisorState, task: QueueTask) -> str:
-    """The file of the weights that an inference task is about."""
+    """Return the file of the weights that an inference task uses."""
     infer = task.spec["infer"]
     if infer.get("of") is None:
         return str(infer["weights"])
@@ -309,7 +309,7 @@ def weights_file(state: SupervisorState, task: QueueTask) -> str:
 
 
 def known_tasks(db: QueueDB, names: Iterable[str]) -> list[QueueTask]:
-    """The tasks of those names, less those that were deleted long after they had ended."""
+    """Return the tasks of those names, without those that were deleted after they had ended."""
     tasks = []
     for name in names:
         with suppress(QueueError):
@@ -318,7 +318,7 @@ def known_tasks(db: QueueDB, names: Iterable[str]) -> list[QueueTask]:
 
 
 def split(db: QueueDB, group: Group, names: Iterable[str]) -> None:
-    """Let members of a group that have not ended continue alone from its checkpoint when they start again."""
+    """Let the unfinished members of a group continue by themselves from its checkpoint when they start again."""
     for task in known_tasks(db, names):
         if task.state not in ENDED:
             db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
@@ -326,13 +326,13 @@ def split(db: QueueDB, group: Group, names: Iterable[str]) -> None:
 
 # ---- Predicted seconds of a task that continues from a checkpoint.
 
-WHOLE = "whole_seconds"  # of a plan: what was predicted for all epochs, where some are done
+WHOLE = "whole_seconds"  # of a plan: the prediction for all epochs, if some are done
 
 
 def with_seconds_left(db: QueueDB, task: QueueTask, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``plan`` of a queued task, its seconds less the share of the epochs that its last checkpoint has.
+    """Return ``plan`` with its seconds reduced to the epochs after the task's last checkpoint.
 
-    A task that has not run, or has no plan because it begins anew, has all epochs to train. At least one epoch counts:
+    A task that has not run, or has no plan because it begins anew, trains all epochs. At least one epoch counts, since
     a run that is resumed after its last epoch still writes its result.
     """
     epochs = int(plan.get("epochs") or 0)
@@ -348,8 +348,8 @@ def with_seconds_left(db: QueueDB, task: QueueTask, plan: Mapping[str, Any]) -> 
 
 # ---- Preempted groups.
 #
-# A policy sees such a group as one task with the bytes of the group, so that priority, ageing, fair shares, memory and
-# the workers kept for inference hold for it as for any other.
+# A policy sees such a group as one task with the bytes of the group: priority, ageing, fair shares, memory and workers
+# reserved for inference apply to it as to any other task.
 
 WAITS = "waits to go on with its group"
 
@@ -381,10 +381,10 @@ class Preempted:
         return [task.id for task in (*self.present, *self.paused)]
 
     def as_task(self, setup_seconds: float, share: float) -> QueuedTask:
-        """The group as a policy sees it: as urgent as its most urgent member, and older than its oldest.
+        """Return the group as a policy sees it: as urgent as its most urgent member, and older than its oldest.
 
-        A task of s seconds is passed by shorter ones that arrive ``PATIENCE * s`` later, and so would a group that has
-        begun be by all the tasks that were queued with it. Ageing counts from its last start, whenever it arrived.
+        Shorter tasks pass one of s seconds if they arrive up to ``PATIENCE * s`` later. The group's arrival is moved
+        back by that, so that tasks which were queued with it do not pass it. Ageing counts from its last start.
         """
         members = [queued_task(task, setup_seconds, share) for task in self.present]
         draft = GroupDraft(SAFETY_THRESHOLD, Interference())
@@ -428,7 +428,7 @@ class Groups:
             return
         chosen = without_twins(tasks)
         plan = self._plan_of(chosen, start.bytes)
-        if plan is not None and len(plan.members) < len(chosen):  # the others are no part of the group: they come later
+        if plan is not None and len(plan.members) < len(chosen):  # the rest does not join this group and starts later
             chosen = [task for task in chosen if task.id in plan.members]
             draft = GroupDraft(SAFETY_THRESHOLD, Interference())
             for task in chosen:
@@ -542,31 +542,29 @@ class Groups:
         }
         if infers:
             (task,) = members
-            asked = {"weights": weights_file(self._state, task), "nodes": task.spec["infer"].get("nodes")}
-            asked |= {"layerwise": (task.plan or {}).get("layerwise"), "resident": RESIDENT_SECONDS if stays else None}
-            worker.send("infer", **common, task=worker_settings(task), **asked)
+            work = {"weights": weights_file(self._state, task), "nodes": task.spec["infer"].get("nodes")}
+            work |= {"layerwise": (task.plan or {}).get("layerwise"), "resident": RESIDENT_SECONDS if stays else None}
+            worker.send("infer", **common, task=worker_settings(task), **work)
         else:
+            options = members[0].spec.get("options", {})
             worker.send(
                 "run",
                 **common,
                 plan=None if plan is None or cancelled or split or devices else plan.to_dict(),
                 devices=[device.partition("@")[0] for device in devices],
                 tasks=[worker_settings(task) for task in members],
-                options={
-                    "checkpoint_every": self._state.options.checkpoint_seconds,
-                    **members[0].spec.get("options", {}),
-                },
+                options={"checkpoint_every": self._state.options.checkpoint_seconds, **options},
                 split=split,
                 cancel=[task.id for task in cancelled],
-                **first_message(self._state, active),
+                **scores_before(self._state, active),
             )
-            tell_later_groups(self._state, active, standing(active, active.members))
+            send_to_later_groups(self._state, active, scores_of(active, active.members))
         return True
 
     def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> Plan | None:
-        """The plan of the first of ``members`` and of those that share its group.
+        """Return the plan of the first of ``members`` and of those that can share its group.
 
-        None if the worker has to make it: after a restart, or of a user's model.
+        None if the worker must plan: after a restart, or for a user's model.
         """
         runnable = self._state.runnable.get(estimate_key(members[0].spec))
         if runnable is None:
@@ -579,7 +577,7 @@ class Groups:
         except InputError:
             return None  # the worker says what is wrong
 
-    # How members and groups leave before they end: cancelled, paused, or preempted.
+    # Members and groups that leave before they end: cancelled, paused, or preempted.
 
     def heartbeat(self) -> None:
         """Renew the leases; make members leave that were cancelled or paused in the queue.
@@ -594,10 +592,10 @@ class Groups:
             paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
             if paused and not active.leaving:
                 self.preempt(active)
-            if active.fused:
+            cancelled = [name for name in lost if name not in paused]
+            if active.fused and len(lost) < len(active.members):  # a group that is paused as a whole goes on as a whole
                 split(self._state.db, active.group, [name for name in paused if name not in active.split])
                 active.split.update(paused)
-            cancelled = [name for name in lost if name not in paused]
             if cancelled:
                 active.worker.send("cancel", group=active.group.id, names=cancelled)
             if len(cancelled) == len(active.members):
@@ -605,9 +603,9 @@ class Groups:
         self._state.db.requeue_expired()
 
     def end_overdue(self) -> bool:
-        """Fail tasks that have run for longer than they may; True if one was, so that a heartbeat makes it leave.
+        """Fail tasks that exceed their time limit; True if there was one, so that a heartbeat makes it leave its group.
 
-        Other members of its group train on. A worker that does not let it go is ended as after a cancellation.
+        The other members of its group train on. A worker that does not release it is killed, as after a cancellation.
         """
         overdue = [(a, name) for a in self._state.active.values() for name, s in a.may_run.items() if a.seconds > s]
         for active, name in overdue:
@@ -638,7 +636,7 @@ class Groups:
     # Preempted groups.
 
     def ready(self) -> dict[str, Preempted]:
-        """The groups that a policy may start, by the name that it sees; the others wait or are taken apart."""
+        """Return the groups that a policy may start, by the name that it sees; the rest waits or is taken apart."""
         startable, self.preempted = {}, set()
         for group in list(self._state.resumable.values()):
             preempted = Preempted.of(group, known_tasks(self._state.db, group.members))
@@ -654,10 +652,9 @@ class Groups:
             self._state.why |= {task.id: "waits for a free worker" for task in preempted.present}
             return
         group, now = preempted.group, time.time()
-        split(
-            self._state.db, group, [task.id for task in preempted.paused]
-        )  # what the group saves next is without them
-        gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
+        paused = [task.id for task in preempted.paused]
+        split(self._state.db, group, paused)  # what the group saves next is without them
+        gone = [*known_tasks(self._state.db, paused), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain
         members = sorted((*preempted.present, *gone), key=lambda task: group.members.index(task.id))
@@ -670,31 +667,31 @@ class Groups:
             self._state.why |= {task.id: WAITS for task in preempted.present}
 
     def take_apart(self, preempted: Preempted, why: str) -> None:
-        """Let the members go on alone, each from the checkpoint of the group."""
+        """Let the members continue by themselves, each from the checkpoint of the group."""
         self.dissolve(preempted.group, preempted.names, f"goes on alone, from the checkpoint of its group: {why}")
 
     def _can_continue(self, preempted: Preempted) -> bool:
-        """Whether a group can start as it was; if it never can, its members are released."""
+        """Whether a group can continue as it was now; if it never can, its members are released."""
         devices = {worker.device for name, worker in self._pool.workers.items() if name != PLANNER}
-        here, there = {_kind(name) for name in devices}, _kind(preempted.group.device)
+        present, former = {_kind(name) for name in devices}, _kind(preempted.group.device)
+        if not preempted.present and preempted.paused:  # until one of them is resumed
+            return False
         if not preempted.present:
             self.dissolve(preempted.group, preempted.names, "no member of its group is left to run")
         elif any(task.state != "planned" for task in preempted.present):
             self._state.why |= {task.id: WAITS for task in preempted.present}
-        elif there not in here:
-            why = f"begins anew: the checkpoint of its group is of {there}, and this server has {', '.join(here)}"
+        elif former not in present:
+            why = f"begins anew: the checkpoint of its group is of {former}, and this server has {', '.join(present)}"
             self.dissolve(preempted.group, [task.id for task in preempted.present], why, anew=True)
         elif len(preempted.names) + len(preempted.gone) < len(preempted.group.members):  # settings are missing
             self.take_apart(preempted, "another member was deleted")
         elif preempted.group.bytes > max(map(self._pool.task_bytes, self._pool.room)):
             if devices <= self._pool.room.keys():
-                self.take_apart(
-                    preempted, f"together they need {show_bytes(preempted.group.bytes)}, more than there is for tasks"
-                )
+                needs = show_bytes(preempted.group.bytes)
+                self.take_apart(preempted, f"together they need {needs}, more than there is for tasks")
             else:
-                self._state.why |= {
-                    task.id: "waits for the workers of its device to start" for task in preempted.present
-                }
+                reason = "waits for the workers of its device to start"
+                self._state.why |= {task.id: reason for task in preempted.present}
         else:
             return True
         return False

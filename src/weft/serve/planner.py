@@ -41,7 +41,7 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
-HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds", "mode")
+HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds", "mode", "batch")
 SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself within them
 
 
@@ -127,7 +127,10 @@ class TaskPlanner:
             self.note()
         planner.group = task.id
         kind, options = "inference" if is_inference(task) else "training", run_options_of(task.spec)
-        send = {"device": device, "task": worker_settings(task), "options": options, "room": self._pool.task_room()}
+        settings = worker_settings(task)
+        if not task.attempts and "batch" in settings:  # "fit" was decided for the room of then
+            settings["batch"] = task.spec["task"]["batch"]
+        send = {"device": device, "task": settings, "options": options, "room": self._pool.task_room()}
         planner.send("plan", id=task.id, **send, kind=kind, devices=self._devices)
 
     def note(self, ends: bool = False) -> None:

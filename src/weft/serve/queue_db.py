@@ -788,7 +788,7 @@ class QueueDB:
     def _lost(self, task: QueueTask, error: str, retry: bool, **known: Any) -> QueueTask:
         """End an attempt; ``known``: what is written of the task besides its state."""
         again = retry and task.attempts < task.max_attempts
-        error = error if again else f"{error} (attempt {task.attempts} of {task.max_attempts})"
+        error = f"{error} (attempt {task.attempts} of {task.max_attempts})" if retry and not again else error
         return self._change(task, "queued" if again else "failed", error=error, **known, **_NO_WORKER)
 
     def _change(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> QueueTask:

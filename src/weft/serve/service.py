@@ -1,4 +1,4 @@
-"""What the HTTP app does with the queue, without HTTP: checks, quotas, files of results, and what a page shows."""
+"""The operations behind the HTTP app, without HTTP: submissions with quotas, changes, listings, files, predictions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: de
 
 
 class QueueService:
-    """The queue for request handlers: every call runs in one of three threads, which own the connections."""
+    """The queue for request handlers. Every call runs in one of three threads, each with its own connection."""
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
@@ -63,7 +63,7 @@ class QueueService:
         return self._local.db
 
     def trouble(self) -> str:
-        """Why the queue is not being worked on; "" if it is."""
+        """Return why the queue is not being worked on; "" if it is."""
         owner = self.supervisor.state.owner
         try:
             if owner is not None:
@@ -75,14 +75,14 @@ class QueueService:
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
     def read(self, body: bytes, user: str) -> tuple[list[Submission], int]:
-        """The tasks that a request of ``user`` asks for, and their bytes; in any thread but that of reads."""
+        """Parse a request of ``user`` into submissions and their bytes; in any thread except that of reads."""
         find = lambda task: self.reads.submit(self._task, task).result()  # noqa: E731
         return read_request(body, user, self.options, self._registry, find)
 
     def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[QueueTask] | Exception]:
-        """Queue what each request asks for, in one commit; its tasks, or why it was refused.
+        """Queue all requests in one commit; returns the tasks of each, or the error that refused it.
 
-        A request is a body with its user, or what :meth:`read` has made of it.
+        A request is a body, or what :meth:`read` returned for it, and its user.
         """
         more: Counter[tuple[str, str]] = Counter()
         answers: list[Any] = [self._admit(*request, more) for request in requests]
@@ -91,7 +91,7 @@ class QueueService:
         return [answer if isinstance(answer, Exception) else next(written) for answer in answers]
 
     def _admit(self, request: Any, user: str, more: Counter[tuple[str, str]]) -> Any:
-        """The submissions of a request, counted in ``more``; an error if that is the answer to it."""
+        """Return the submissions of a request, or the error that refuses it; ``more`` counts those admitted so far."""
         try:
             new, size = self.read(request, user) if isinstance(request, bytes) else request
             user = new[0].user
@@ -109,8 +109,8 @@ class QueueService:
                 held = self._db.bytes_of(user) + more[user, "bytes"]
                 if fresh and held + size > MOST_USER_BYTES:
                     state = f"the settings of tasks that have not ended have {held:,} of {MOST_USER_BYTES:,} bytes"
-                    told = f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some"
-                    raise BadRequestError(told, 429)
+                    message = f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some"
+                    raise BadRequestError(message, 429)
         except WeftError as error:
             return error
         more.update({(user, "tasks"): fresh, (user, "bytes"): size})
@@ -137,13 +137,12 @@ class QueueService:
     # ---- reading: in the thread of reads -----------------------------------------------------------------
 
     def show(self, task: str) -> dict[str, Any]:
-        """One task with everything that is known of it."""
+        """Return everything about one task: estimate, result, options, and its last changes of state."""
         shown = self._task(task)
         events = self._db.last_events(task, STATES, MOST_CHANGES)
         changes = [{"time": event.time, "state": event.kind, **self._hidden.data(event.data)} for event in events]
-        known = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
-        known["options"] = run_options_of(shown.spec)
-        return {**self.shown(shown), **known}
+        more = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
+        return {**self.shown(shown), **more, "options": run_options_of(shown.spec)}
 
     def _sweep(self, name: str) -> dict[str, Any]:
         for row in self._db.sweeps(name=name):
@@ -153,38 +152,37 @@ class QueueService:
     def sweeps(self, user: str | None, limit: int, beyond: int) -> dict[str, Any]:
         """Sweeps in order of submission, a page at a time; ``next`` is what to give as ``beyond`` for the next one."""
         _check_page(limit, beyond)
-        found = self._db.sweeps(user, min(limit, MOST_SWEEPS), beyond)
-        listed = [{key: value for key, value in row.items() if key != "spec"} for row in found]
-        following = found[-1]["number"] if len(found) == min(limit, MOST_SWEEPS) else None
+        rows = self._db.sweeps(user, min(limit, MOST_SWEEPS), beyond)
+        listed = [{key: value for key, value in row.items() if key != "spec"} for row in rows]
+        following = rows[-1]["number"] if len(rows) == min(limit, MOST_SWEEPS) else None
         return {"sweeps": listed, "next": following}
 
     def sweep(self, name: str) -> dict[str, Any]:
         """One sweep: its settings, how many tasks are in which state, and the best of those that are done."""
-        known, rows = self._sweep(name), self._db.ranked(name)
+        sweep, rows = self._sweep(name), self._db.ranked(name)
         metric = rows[0].pop("metric") if rows else None
         best = rows[0 if lower_is_better(f"val_{metric}") else -1] if rows else None
-        return self._hidden.data({**known, "best": best, "metric": metric})
+        return self._hidden.data({**sweep, "best": best, "metric": metric})
 
-    def described_sweep(self, name: str) -> dict[str, Any]:
-        """What the report of a sweep is made from: its settings, and its tasks with the folders of their results."""
-        known = self._sweep(name)
-        return {**known, "members": [self._described(task) for task in self._db.members(name)]}
+    def describe_sweep(self, name: str) -> dict[str, Any]:
+        """Return the input of a sweep's report: its settings, and its tasks with the folders of their results."""
+        return {**self._sweep(name), "members": [self._describe(task) for task in self._db.members(name)]}
 
-    def described_task(self, task: str) -> dict[str, Any]:
-        """What the report of a task that has left a result is made from."""
+    def describe_task(self, task: str) -> dict[str, Any]:
+        """Return the input of the report of a task that has a result."""
         self.file(task, "result.json")
         entry = self._task(task)
         if entry.spec.get("kind") == "inference":
             raise BadRequestError(f"task {task!r} is an inference task, of which there is no report", 409)
-        return {"members": [self._described(entry)]}
+        return {"members": [self._describe(entry)]}
 
-    def _described(self, task: QueueTask) -> dict[str, Any]:
+    def _describe(self, task: QueueTask) -> dict[str, Any]:
         folder = (task.result or {}).get("folder")
         return {**self.shown(task), "folder": None if folder is None else str(self.options.runs / str(folder))}
 
-    def render(self, described: Mapping[str, Any]) -> str:
-        """The page of a sweep, made by a process of its own: this one does without torch. In any thread."""
-        command, text = [sys.executable, "-m", "weft.serve.sweep_result"], json.dumps(described).encode()
+    def render(self, description: Mapping[str, Any]) -> str:
+        """Render a report in a process of its own, since this one imports no torch; in any thread."""
+        command, text = [sys.executable, "-m", "weft.serve.sweep_result"], json.dumps(description).encode()
         try:
             made = subprocess.run(command, input=text, capture_output=True, timeout=RENDER_SECONDS, check=True)
         except subprocess.SubprocessError as error:
@@ -215,7 +213,7 @@ class QueueService:
         return metrics_text(self.supervisor.view, self._db.counts(), answers)
 
     def state(self, user: str) -> dict[str, Any]:
-        """What the dashboard shows ``user`` in addition to the tasks."""
+        """Return what the dashboard shows ``user`` in addition to the tasks: devices, workers, groups, counts."""
         view = self.supervisor.view
         groups = [self._hidden.data(asdict(group)) for group in self._db.groups(limit=300)]
         shown = {key: value for key, value in view.items() if key != "why"}
@@ -228,10 +226,10 @@ class QueueService:
         return {"task": task, "progress": [dict(event.data) for event in events]}
 
     def log(self, task: str) -> str:
-        """What its models printed, and the notes of its run."""
+        """Return the output of a task's model and the notes of its run."""
         entry = self._task(task)
         notes = self._db.last_events(task, ("note", *STATES), MOST_EVENTS)
-        texts = [f"{e.time:.1f} {e.kind} {_said(e.data)}".rstrip() for e in notes]
+        texts = [f"{e.time:.1f} {e.kind} {_note(e.data)}".rstrip() for e in notes]
         folders = [entry.id, *([str(entry.plan["from"])] if entry.plan and entry.plan.get("from") else [])]
         folders += [group.folder for group in self._db.groups(limit=1000) if entry.id in group.members]
         paths = [self.options.runs / folder / "log.txt" for folder in dict.fromkeys(folders)]
@@ -257,7 +255,7 @@ class QueueService:
         return path
 
     def resident_of(self, task: str, resident: str | None) -> str | None:
-        """The resident task that answers for ``task`` or will: itself, or ``resident`` if that goes on; else None.
+        """Return the resident task that answers for ``task``: itself, or ``resident`` if that has not ended; else None.
 
         A :class:`BadRequestError` if ``task`` has no weights to load.
         """
@@ -327,7 +325,7 @@ def _check_page(limit: int, beyond: int) -> None:
         raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
 
 
-def _said(data: Mapping[str, Any]) -> str:
+def _note(data: Mapping[str, Any]) -> str:
     return data.get("message") or data.get("error") or (f"by {data['by']}" if "by" in data else "")
 
 
@@ -338,22 +336,22 @@ MOST_RECENT_BYTES = 16 << 20  # of events in memory, about 100,000
 
 
 class EventFeed:
-    """Events in pages, kept by the number of the event before each: all who have come that far get the same text.
+    """Pages of events by the number of the event before each: all clients at that number get the same text.
 
-    Those who wait for new events share one look at the queue. The last pages are in memory, older ones are read again.
+    Clients that wait for new events share one poll of the queue. Only the last pages are kept in memory.
     """
 
     def __init__(self, service: QueueService) -> None:
         self._service, self._last, self._turn = service, -1, asyncio.Lock()
-        self._look: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._pages: dict[int, tuple[int, bytes, frozenset[str]]] = {}
 
     async def after(self, since: int, task: str | None) -> tuple[int, bytes]:
         """The number to go on from, and the events after ``since`` (of ``task``); waits a while if there are none."""
         if since >= self._last:
-            if self._look is None or self._look.done():
-                self._look = asyncio.create_task(self._find_new())
-            await asyncio.shield(self._look)
+            if self._polling is None or self._polling.done():
+                self._polling = asyncio.create_task(self._find_new())
+            await asyncio.shield(self._polling)
             if since >= self._last:
                 return since, b""
         until, page = self._last, self._pages.get(since)
@@ -385,22 +383,22 @@ class EventFeed:
 # ---- Predictions at once, by models that stay loaded in a worker. The first request for one submits it to the queue.
 
 LOADED_SECONDS, ANSWER_SECONDS = 30.0, 30.0  # that a request waits for a model, and for its answer
-LOOK_SECONDS, ASK_SECONDS = 0.01, 0.5  # between two looks whether it is there, and whether it failed
+POLL_LOADED_SECONDS, POLL_STATE_SECONDS = 0.01, 0.5  # between two checks whether it is loaded, and whether it failed
 
 
 class ResidentModels:
-    """Asks the model of a task, and submits it as resident if it is not; ``submit(body, user)`` queues a request."""
+    """Predicts with resident models, which it loads by ``submit(body, user)``: this queues a resident task."""
 
     def __init__(self, service: QueueService, submit: Callable[[tuple[bytes, str]], Awaitable[Any]]) -> None:
         self._service, self._submit, self._turn = service, submit, asyncio.Lock()
         self._submitted: dict[str, str] = {}  # by the task that was trained: its resident one
 
-    async def predict(self, asked: Mapping[str, Any], user: str) -> dict[str, Any]:
-        """What the model says of the nodes; a :class:`BadRequestError` if it says nothing."""
-        request = {name: asked[name] for name in ("nodes", "fanout", "seed")}
-        for _ in range(2):  # it may leave just now
-            active = self._service.supervisor.resident(asked["task"]) or await self._loaded(asked, user)
-            future = asyncio.wrap_future(active.worker.ask(active.group.id, **request))
+    async def predict(self, request: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """Return the predictions for the nodes of a request, or raise a :class:`BadRequestError`."""
+        question = {name: request[name] for name in ("nodes", "fanout", "seed")}
+        for _ in range(2):  # the model may leave just now
+            active = self._service.supervisor.resident(request["task"]) or await self._loaded(request, user)
+            future = asyncio.wrap_future(active.worker.ask(active.group.id, **question))
             try:
                 answer = dict(await asyncio.wait_for(future, ANSWER_SECONDS))
             except TimeoutError:
@@ -409,28 +407,28 @@ class ResidentModels:
                 status = 400 if "error" in answer else 503
                 raise BadRequestError(self._service._hidden.text(answer.get("error") or answer["failed"]), status)
             if not answer.pop("gone", False):
-                return {"task": asked["task"], **{k: v for k, v in answer.items() if k not in ("say", "id")}}
+                return {"task": request["task"], **{k: v for k, v in answer.items() if k not in ("say", "id")}}
         raise BadRequestError("the model makes way for other tasks; try again", 503)
 
-    async def _loaded(self, asked: Mapping[str, Any], user: str) -> ActiveGroup:
-        """The group of the model, once it is loaded."""
-        service, task = self._service, asked["task"]
+    async def _loaded(self, request: Mapping[str, Any], user: str) -> ActiveGroup:
+        """Return the group of the model, once it is loaded."""
+        service, task = self._service, request["task"]
         async with self._turn:
             reads = asyncio.get_running_loop().run_in_executor
             name = await reads(service.reads, service.resident_of, task, self._submitted.get(task))
             if name is None:
-                infer = {"of": task, "resident": True, "latency_target": asked["latency_target"]}
+                infer = {"of": task, "resident": True, "latency_target": request["latency_target"]}
                 (queued,) = await self._submit((json.dumps({"infer": infer}).encode(), user))
                 name = self._submitted[task] = queued.id
-        end, look, shown = time.monotonic() + LOADED_SECONDS, 0.0, {}
+        end, next_look, shown = time.monotonic() + LOADED_SECONDS, 0.0, {}
         while (active := service.supervisor.resident(name)) is None:
             now = time.monotonic()
-            if now > look:
-                shown, look = await reads(service.reads, service.show, name), now + ASK_SECONDS
+            if now > next_look:
+                shown, next_look = await reads(service.reads, service.show, name), now + POLL_STATE_SECONDS
             if shown["state"] in ENDED or now > end:
                 why = shown["error"] or shown["why"] or f"it is {shown['state']}"
                 raise BadRequestError(f"the model of task {task!r} is not loaded yet: {why}; try again", 503)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_LOADED_SECONDS)
         return active
 
 
@@ -458,7 +456,7 @@ class GroupCommit:
                 async with self._writing:
                     if not answer:
                         await asyncio.get_running_loop().run_in_executor(self._pool, self._write_waiting)
-        except asyncio.CancelledError as error:  # nobody waits any more: it is not to be written with the next ones
+        except asyncio.CancelledError as error:  # its client has gone: do not write it with the next ones
             answer.append(error)
             raise
         if isinstance(answer[0], Exception):
@@ -491,18 +489,12 @@ def metrics_text(view: Mapping[str, Any], counts: Mapping[str, int], requests: M
         estimated[group["device"]] += group["bytes"]
     budgets = {device["name"]: device["budget"] for device in view.get("devices", ())}
     busy = {worker["name"]: int(bool(worker["group"])) for worker in view.get("workers", ())}
-    totals = view.get("counters", {})
+    totals, aside = view.get("counters", {}), {device: estimated[device] for device in budgets}
     figures: list[tuple[str, str, str, str, Mapping[Any, int]]] = [  # name, type, help, label, values by label
         ("weft_tasks", "gauge", "Tasks in the queue by state.", "state", counts),
         ("weft_device_budget_bytes", "gauge", "Bytes that tasks may take.", "device", budgets),
         ("weft_device_held_bytes", "gauge", "Bytes held by running groups.", "device", {d: held[d] for d in budgets}),
-        (
-            "weft_device_estimated_bytes",
-            "gauge",
-            "Bytes set aside for running groups.",
-            "device",
-            {d: estimated[d] for d in budgets},
-        ),
+        ("weft_device_estimated_bytes", "gauge", "Bytes set aside for running groups.", "device", aside),
         ("weft_worker_busy", "gauge", "1 for a worker that runs a group, or plans a task.", "worker", busy),
         *((f"weft_{name}_total", "counter", text, "", {"": totals.get(name, 0)}) for name, text in COUNTERS.items()),
         ("weft_http_requests_total", "counter", "HTTP answers by status.", "status", dict(sorted(requests.items()))),

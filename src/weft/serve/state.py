@@ -147,10 +147,10 @@ def runs_users_code(task: QueueTask) -> bool:
 
 
 def worker_settings(task: QueueTask) -> dict[str, Any]:
-    """A task as a worker gets it: named by its id, with the path of its graph and the mode that was planned."""
-    path, mode = task.spec.get("graph_path"), (task.plan or {}).get("mode")
-    found = {**({"graph": path} if path else {}), **({"mode": mode} if mode else {})}
-    return {**task.spec["task"], **found, "name": task.id}
+    """A task as a worker gets it: named by its id, with the path of its graph and what was planned of it."""
+    path, planned = task.spec.get("graph_path"), task.plan or {}
+    decided = {name: planned[name] for name in ("mode", "batch") if planned.get(name)}
+    return {**task.spec["task"], **({"graph": path} if path else {}), **decided, "name": task.id}
 
 
 def planned_for_more(plan: Mapping[str, Any], room: int | None) -> bool:

@@ -39,10 +39,8 @@ MOST_BYTES = 4 << 20
 MOST_DEPTH = 32
 MOST_BRACKETS = 400_000  # of lists and objects: reading two million of them keeps the interpreter for 0.3 s
 LARGEST = 2**63 - 1
-# A text that does not end goes on to the end of the body: looked for again from each of its quotes it would take hours.
+# An unclosed string matches to the end of the body: a search that began again at each of its quotes would take hours.
 TEXT_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-
-
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -99,11 +97,9 @@ def _no_constant(name: str) -> Any:
 LARGEST_NODE = 2**62 - 1
 MOST_TASKS = 10_000
 MOST_SETTINGS_BYTES = 64 << 10  # of a task: a page of a listing has the settings of all of its tasks
-MOST_DEPENDENCIES = 10_000  # tasks x after of a submission: each is a row, and is looked at by every decision
+MOST_DEPENDENCIES = 10_000  # tasks x after of a submission: each is a row that every decision reads
 LONGEST_TEXT = 200
 LONGEST_USER = 100
-
-
 OPTION_RULES = {
     "priority": Rule(int, low=-1000, high=1000, described="a whole number from -1000 to 1000"),
     "max_attempts": Rule(int, low=1, high=20, described="a whole number from 1 to 20"),
@@ -115,7 +111,7 @@ OPTION_RULES = {
 
 
 def check_option(name: str, value: Any) -> Any:
-    """``value`` of an option of a submission in its proper type; a :class:`SpecError` for one that cannot be used."""
+    """Return the value of a submission's option in its proper type, or raise a :class:`SpecError`."""
     rule = OPTION_RULES[name]
     if value is None:
         return None
@@ -148,7 +144,7 @@ Find = Callable[[str], QueueTask]
 
 
 def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> tuple[dict[str, Any], str | None]:
-    """The spec of an inference task, and the task whose weights it uses."""
+    """Return the spec of an inference task, and the id of the task whose weights it uses (None: of a file)."""
     infer = body["infer"]
     if not isinstance(infer, dict):
         raise BadRequestError('infer must be an object such as {"of": TASK, "nodes": "test"}')
@@ -176,9 +172,9 @@ def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> t
     if nodes is not None and not (isinstance(nodes, str) and nodes in NODE_NAMES):
         check_node_list(nodes, "infer.nodes", MOST_NODES, f"{', '.join(NODE_NAMES)} or ")
     source = {"of": of} if of is not None else {"weights": registry.weights_path(infer["weights"])}
-    kept = {"nodes": nodes} | ({} if target is None else {"latency_target": target}) | source
-    kept |= {"resident": True} if resident else {}
-    return {**_spec(settings, registry), "kind": "inference", "infer": kept}, of
+    checked = {"nodes": nodes} | ({} if target is None else {"latency_target": target}) | source
+    checked |= {"resident": True} if resident else {}
+    return {**_spec(settings, registry), "kind": "inference", "infer": checked}, of
 
 
 def check_node_list(nodes: Any, name: str, most: int, other: str = "") -> None:
@@ -189,20 +185,20 @@ def check_node_list(nodes: Any, name: str, most: int, other: str = "") -> None:
 
 
 def read_prediction(body: bytes) -> dict[str, Any]:
-    """What a request for predictions asks for: ``{"task": TASK, "nodes": [3, 5, 8]}``, with ``fanout`` and ``seed``."""
-    asked = read_json(body)
-    if not isinstance(asked, dict) or not isinstance(asked.get("task"), str):
+    """Parse a request for predictions: ``{"task": TASK, "nodes": [3, 5, 8]}``, with ``fanout`` and ``seed``."""
+    request = read_json(body)
+    if not isinstance(request, dict) or not isinstance(request.get("task"), str):
         raise BadRequestError('the body must be an object such as {"task": TASK, "nodes": [3, 5, 8]}')
-    unknown = sorted(set(asked) - set(PREDICT_FIELDS))
+    unknown = sorted(set(request) - set(PREDICT_FIELDS))
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(PREDICT_FIELDS)}")
-    check_node_list(asked.get("nodes"), "nodes", MOST_PREDICTED)
+    check_node_list(request.get("nodes"), "nodes", MOST_PREDICTED)
     try:
-        fanout = None if asked.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(asked["fanout"])]
-        seed = Rule(int, low=0, below=2**62).check("", "seed", asked.get("seed", 0))
+        fanout = None if request.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(request["fanout"])]
+        seed = Rule(int, low=0, below=2**62).check("", "seed", request.get("seed", 0))
     except InputError as error:
         raise BadRequestError(str(error)) from None
-    return {**asked, "fanout": fanout, "seed": seed, "latency_target": _option(asked, "latency_target")}
+    return {**request, "fanout": fanout, "seed": seed, "latency_target": _option(request, "latency_target")}
 
 
 # ---- Who may use the server: tokens and the users they stand for.
@@ -221,7 +217,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens by their digest, each with its user; ``open``: everybody is let in (on loopback, if so asked).
+    """Users by the digest of their token; ``open``: the server needs no token (``--no-auth``, on loopback only).
 
     The user ``""`` is the operator, who may change the tasks of all.
     """
@@ -231,7 +227,7 @@ class Tokens:
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
-        """The tokens in a file: one per line, with a user before it (``anna TOKEN``) or alone (the operator's)."""
+        """Read the tokens in a file: one per line, after a user's name (``anna TOKEN``) or alone (the operator's)."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -249,12 +245,12 @@ class Tokens:
         return cls(users)
 
     def user_of(self, token: str) -> str | None:
-        """Who ``token`` stands for; None if nobody. Takes the same time however much of it is right."""
-        asked, found = _digest(token), None
-        for known, user in self.users.items():
-            if hmac.compare_digest(known, asked):
-                found = user
-        return found
+        """Return the user of ``token``, None if it is unknown, in a time that does not depend on how much is right."""
+        digest, matching = _digest(token), None
+        for stored, user in self.users.items():
+            if hmac.compare_digest(stored, digest):
+                matching = user
+        return matching
 
 
 def make_token_file(path: Path) -> None:
@@ -264,14 +260,14 @@ def make_token_file(path: Path) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
-        except OSError:  # a full disk: half a token would let nobody in
+        except OSError:  # a full disk: half a token would fit no request
             path.unlink(missing_ok=True)
             raise
     except FileExistsError:
         return
     except OSError as error:
-        told = f"{path}: no token could be written there ({(error.strerror or str(error)).lower()})"
-        raise SpecError(f"{told}; free the place, or give a file by --token") from None
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(f"{path}: no token could be written there ({reason}); give a file by --token") from None
 
 
 def _digest(token: str) -> bytes:
@@ -308,7 +304,7 @@ class Registry:
         called = task.get("callbacks") or ()
         tables = called if isinstance(called, (list, tuple)) else (called,)
         named = [(name, task.get(name)) for name in OWN_FUNCTIONS]
-        named += [("callbacks", one.get("call")) for one in tables if isinstance(one, Mapping)]
+        named += [("callbacks", table.get("call")) for table in tables if isinstance(table, Mapping)]
         for name, value in named:
             if is_reference(value) and not self._allows(str(value)):
                 raise BadRequestError(
@@ -327,9 +323,9 @@ class Registry:
         if graph == "demo" or (colon and kind == "shape"):
             return None
         if not (colon and kind in DOWNLOADED):
-            place = self._found(graph)
-            if place is not None or graph.lower() not in PUBLISHED:
-                return place or self._inside(graph)
+            path = self._find(graph)
+            if path is not None or graph.lower() not in PUBLISHED:
+                return path or self._inside(graph)
         if not self.downloads:
             raise BadRequestError(
                 f"graph={graph[:80]!r} would be downloaded, and downloads are off on this server; "
@@ -344,26 +340,25 @@ class Registry:
         return self._inside(weights, "infer.weights")
 
     def _inside(self, graph: str, what: str = "graph") -> str:
-        place, told = self._found(graph), f"{what}={graph[:80]!r}"
-        if place is None and self.graphs is None:
-            raise BadRequestError(f"{told} is not known here; this server has no graphs folder")
-        if place is None:
-            raise BadRequestError(f"{told} is not a file, or a folder of files, in the graphs folder")
-        return place
+        path, shown = self._find(graph), f"{what}={graph[:80]!r}"
+        if path is None and self.graphs is None:
+            raise BadRequestError(f"{shown} is not known here; this server has no graphs folder")
+        if path is None:
+            raise BadRequestError(f"{shown} is not a file, or a folder of files, in the graphs folder")
+        return path
 
-    def _found(self, graph: str) -> str | None:
-        """The path of a file or folder inside the operator's, if it is there."""
+    def _find(self, graph: str) -> str | None:
+        """Return the path of a file or folder inside the operator's folder; None if it does not exist."""
         if self.graphs is None:
             return None
         root = self.graphs.resolve()
         for name in (graph, f"{graph}.npz"):
             try:
-                place = (root / name).resolve()
-                found = place != root and place.is_relative_to(root) and is_regular(place)
+                path = (root / name).resolve()
+                if path != root and path.is_relative_to(root) and is_regular(path):
+                    return str(path)
             except (OSError, ValueError, RuntimeError):
                 break
-            if found:
-                return str(place)
         return None
 
 
@@ -375,7 +370,7 @@ def is_regular(path: Path) -> bool:
 
 
 def submitting_user(body: Mapping[str, Any], user: str) -> str:
-    """Whom a request of ``user`` submits for: themselves, or whom the operator names."""
+    """Return the user to submit for: the one who sent the request, or the one that the operator names."""
     named = body.get("user")
     if named is None:
         return user
@@ -384,17 +379,17 @@ def submitting_user(body: Mapping[str, Any], user: str) -> str:
     if user == OPERATOR:
         return named[:LONGEST_USER]
     if named != user:
-        told = f"user={named[:LONGEST_USER]!r}: your token is that of {user!r}"
-        raise BadRequestError(f"{told}, and only the operator may submit for others; leave user out", 403)
+        mismatch = f"user={named[:LONGEST_USER]!r}: your token is that of {user!r}"
+        raise BadRequestError(f"{mismatch}, and only the operator may submit for others; leave user out", 403)
     return user
 
 
 def read_request(
     body: bytes, user: str, options: ServeOptions, registry: Registry, find: Find
 ) -> tuple[list[Submission], int]:
-    """The tasks that the body of a request of ``user`` asks for, and the bytes of their specs.
+    """Parse a request of ``user`` into submissions; also returns the bytes of their specs.
 
-    Refuses what is beyond the server's caps; that of priorities is not for the operator.
+    Refuses what exceeds the server's limits; the limit on priorities does not hold for the operator.
     """
     request = read_json(body)
     if not isinstance(request, dict):
@@ -411,7 +406,7 @@ def read_request(
 
 
 def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> list[Submission]:
-    """The tasks of a request: one under ``task``, several under ``tasks``, or an inference task under ``infer``."""
+    """Return the tasks of a request: of its ``task``, its ``tasks``, or its ``infer`` (an inference task)."""
     unknown = sorted(set(body) - {*FIELDS, *RUN_OPTIONS})
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
@@ -460,21 +455,21 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
 
 
 def _sweep(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the sweep is that the tasks of a request are of: as it says, or without a name if it has several tasks."""
+    """Return the description of a request's sweep; {} for several tasks without one, None for one task."""
     tasks, sweep = body.get("tasks"), body.get("sweep")
     if sweep is None:
         return {} if isinstance(tasks, list) and len(tasks) > 1 else None
     name = sweep.get("name") if isinstance(sweep, dict) else 0
     if not isinstance(tasks, list) or (name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT)):
-        most = f"a name of at most {LONGEST_TEXT} characters"
-        raise BadRequestError(f"sweep must be an object such as weft.Sweep.to_dict() gives, with {most}, beside tasks")
+        shape = "an object such as weft.Sweep.to_dict() gives, given together with tasks"
+        raise BadRequestError(f"sweep must be {shape}; its name has at most {LONGEST_TEXT} characters")
     if len(json.dumps(sweep)) > MOST_SETTINGS_BYTES:
         raise BadRequestError(f"sweep has more than {MOST_SETTINGS_BYTES:,} bytes; send its name alone", 413)
     return sweep
 
 
 def _run_options(body: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The options of a run in a request, checked as :func:`weft.run` checks them for its tasks."""
+    """Return the run options of a request as plain data, checked as :func:`weft.run` checks them for its tasks."""
     given = {name: body[name] for name in RUN_OPTIONS if body.get(name) is not None}
     try:
         options = RunOptions.of(**given)
@@ -489,61 +484,61 @@ def _run_options(body: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) ->
 
 
 def _spec(task: Any, registry: Registry) -> dict[str, Any]:
-    """The settings of one task, checked as :class:`weft.Task` checks them, and the path of its graph if it has one."""
+    """Return the spec of one task: its settings, checked by :class:`weft.Task`, and the path of its graph if any."""
     if not isinstance(task, dict):
         raise BadRequestError("a task must be an object of settings")
-    found = {key: value for key, value in task.items() if value is not None or key != "name"}
-    if (size := len(json.dumps(found))) > MOST_SETTINGS_BYTES:
+    settings = {key: value for key, value in task.items() if value is not None or key != "name"}
+    if (size := len(json.dumps(settings))) > MOST_SETTINGS_BYTES:
         most = f"a task may have {MOST_SETTINGS_BYTES:,}"
         raise BadRequestError(f"the settings of a task have {size:,} bytes, and {most}; put data into the graph", 413)
-    for key, value in found.items():
+    for key, value in settings.items():
         if key != "model_args" and varies(key, value):
             raise BadRequestError(f"{key} lists several values; send each task of a sweep, as `weft submit` does")
-    if "graph" in found and not isinstance(found["graph"], str):
+    if "graph" in settings and not isinstance(settings["graph"], str):
         raise BadRequestError("graph must be a name or a path inside the graphs folder")
-    if not isinstance(found.get("model", "gcn"), str):
+    if not isinstance(settings.get("model", "gcn"), str):
         raise BadRequestError("model must be a name")
-    name = found.get("name")
+    name = settings.get("name")
     if name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT):
         raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
     try:
-        checked = Task.from_dict(found)
+        checked = Task.from_dict(settings)
     except WeftError as error:
         raise BadRequestError(str(error)) from None
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
     if checked.split == ALL_SPLITS:
         raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
-    registry.check_model(found.get("model", "gcn"))
-    registry.check_functions(found)
-    place = registry.graph_path(found.get("graph"))
-    return {"task": found} if place is None else {"task": found, "graph_path": place}
+    registry.check_model(settings.get("model", "gcn"))
+    registry.check_functions(settings)
+    path = registry.graph_path(settings.get("graph"))
+    return {"task": settings} if path is None else {"task": settings, "graph_path": path}
 
 
 def given_settings(task: Task) -> dict[str, Any]:
-    """The settings that a task gives, as plain data to send; refuses a graph or a model given as an object."""
+    """Return the settings that a task gives as plain data; refuses a graph, model or function given as an object."""
     for key in ("graph", "model"):
         if not isinstance(getattr(task, key), str):
             raise InputError(f"task {task.label!r}: its {key} is an object, which cannot be sent; give a name or path")
     functions = [(name, getattr(task, name)) for name in OWN_FUNCTIONS]
-    for key, value in (*functions, *(("callbacks", one.call) for one in task.callbacks)):
+    for key, value in (*functions, *(("callbacks", callback.call) for callback in task.callbacks)):
         if not isinstance(value, str):
             raise InputError(
                 f"task {task.label!r}: its {key} is a function, which cannot be sent; name it, as module:function"
             )
-    whole = task.to_dict()
-    return {name: whole[name] for name in sorted(task.given) if name in whole and whole[name] is not None}
+    every = task.to_dict()
+    return {name: every[name] for name in sorted(task.given) if every.get(name) is not None}
 
 
-# ---- What users are shown has no folders of the server in it: paths are relative to the folder of graphs, or of runs.
+# ---- Users never see the server's folders: paths in answers are relative to the folder of graphs or of runs.
 
 
 class HiddenPaths:
     """Leaves ``roots`` out of the paths inside them."""
 
     def __init__(self, *roots: Path | None) -> None:
-        places = [place for root in roots if root is not None for place in (root.absolute(), root.resolve())]
-        self._roots = [f"{place}/" for place in dict.fromkeys(places) if len(place.parts) > 1]
+        paths = [path for root in roots if root is not None for path in (root.absolute(), root.resolve())]
+        self._roots = [f"{path}/" for path in dict.fromkeys(paths) if len(path.parts) > 1]
         escaped = [json.dumps(root, ensure_ascii=ascii) for root in self._roots for ascii in (False, True)]
         self._in_json = list(dict.fromkeys(root[1:-1] for root in escaped))
 

@@ -40,7 +40,7 @@ from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import LostQueueError, Owner, QueueDB, QueueTask
 from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
-from weft.serve.rivals import take_scores
+from weft.serve.rivals import update_scores
 from weft.serve.state import (
     RESTARTED,
     TRANSIENT_ERRORS,
@@ -517,7 +517,7 @@ class Supervisor(threading.Thread):
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
         elif event["event"] == "scores":
-            take_scores(self.state, active, event["members"])
+            update_scores(self.state, active, event["members"])
         elif event["event"] == "resident":
             (name,) = active.members
             active.answers_for = frozenset({name, *self._trained_as(self.state.db.get(name))})

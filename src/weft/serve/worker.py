@@ -252,7 +252,7 @@ class Worker:
         except DivergedError as error:
             return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
         except RankLostError as error:
-            return {"error": str(error), "kind": "gone"}
+            return {"error": str(error).partition(";")[0], "kind": "gone"}  # without how to resume it: the server does
         except WeftError as error:
             return {"error": str(error), "kind": "unexpected" if isinstance(error, TrainingError) else "failed"}
         except KeyboardInterrupt:
@@ -365,7 +365,11 @@ class Worker:
         return count
 
     def _listener(self, group: str) -> Callable[[Event], None]:
-        return lambda event: self._channel.say("event", group=group, event=event.to_dict())
+        def listen(event: Event) -> None:
+            if event.kind not in ("rows", "log"):  # progress is enough for curves, and the journal has every epoch
+                self._channel.say("event", group=group, event=event.to_dict())
+
+        return listen
 
 
 def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:

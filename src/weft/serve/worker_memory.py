@@ -130,14 +130,14 @@ class KeptGraphs:
         torch.cuda.synchronize(self._device)  # says so if a kernel has failed
         # What stays after a group, kernels above all, is not looked through after the next: up to 0.15 s.
         collect = collect_everything if evicted else leave_out_of_collections
+        self._give_back(collect)
         if not self._fetching.acquire(blocking=False):  # a graph on its way is on the device, and not in the store yet
-            self._give_back(collect)
-            return self.store.around
+            return 0
         try:
-            if self._count_around(collect) > LEFTOVER_BYTES:
+            if self.store.around() > LEFTOVER_BYTES:
                 self.store.clear()
-                self._count_around(collect_everything)
-            return self.store.around
+                self._give_back(collect_everything)
+            return self.store.around()
         finally:
             self._fetching.release()
 
@@ -145,12 +145,6 @@ class KeptGraphs:
         torch._C._cuda_clearCublasWorkspaces()
         collect()
         give_back_memory(self._device, gone=True)
-
-    def _count_around(self, collect: Callable[[], None]) -> int:
-        """Count what the process holds in addition to graphs; what is cached and free is given back first."""
-        self._give_back(collect)
-        self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.bytes_held(), 0)
-        return self.store.around
 
 
 # ---- What a worker prepares for the likely next group while another one trains.

@@ -88,23 +88,56 @@ def test_the_cap_of_a_run_follows_the_graphs_of_others(tmp_path):
         assert told == [others]
         place(store, two)
         store.settle()
-        assert told[-1] == others  # its own graph is part of its own budget
+        assert told[-1] == others  # what it brings itself is part of its own budget
         store.clear()
         assert told[-1] == 0
     place(store, one)
     assert told[-1] == 0
 
 
-def test_what_lies_around_graphs_is_none_of_a_run(tmp_path):
-    one, told = saved(tmp_path, "one"), []
-    store = GraphStore(CPU, 1 << 30, 1 << 30, around=500)
-    place(store, one)
-    with store.following([], told.append):
-        assert told == [500 + store.bytes_held()]
-        store.clear()
-    assert told[-1] == 500
-    with store.following([one], told.append):
-        assert told[-1] == 500
+def test_a_run_is_not_charged_for_what_others_derived_from_its_graph(tmp_path):
+    """A prediction for one model knows of the forms of that model alone."""
+    path, reported = saved(tmp_path, "one"), []
+    store = GraphStore(CPU, 1 << 30, 1 << 30)
+    graph = place(store, path)
+    graph.adj.gcn().transposed()
+    store.settle()
+    with store.following([path], reported.append):
+        before = store.bytes_held()
+        assert reported == [before]
+        place(store, path).adj.mean().transposed()
+        store.settle(in_use=[path])
+        assert reported[-1] == before < store.bytes_held()  # what it derives itself is part of its own budget
+    with store.following([path], reported.append):
+        assert reported[-1] == store.bytes_held()  # and not of that of the next one
+
+
+def test_a_graph_in_use_counts_for_what_else_is_fetched(tmp_path):
+    """What a worker holds beyond the bytes of its group never exceeds what is reserved for it."""
+    first, second = saved(tmp_path, "one"), saved(tmp_path, "two")
+    store, graphs = GraphStore(CPU, 1 << 30, 1 << 30), Graphs(CPU)
+    place(store, first)
+    store.device_bytes = int(1.5 * store.bytes_held())
+    bring = lambda: graphs.bring(Task(graph=second, model="gcn"))  # noqa: E731
+    with store.following([first], lambda size: None):
+        assert not store.prefetch(second, bring, store.bytes_held())
+    store.clear()
+    with store.following([first], lambda size: None):
+        place(store, first)
+        assert store.prefetch(second, bring, store.bytes_held())
+
+
+def test_what_the_process_holds_before_a_run_is_none_of_it(tmp_path, monkeypatch):
+    reserved, reported = [500], []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
+    store = GraphStore(torch.device("cuda"), 1 << 30, 1 << 30)
+    with store.following([], reported.append):
+        assert reported == [500]
+        reserved[0] = 700  # what it allocates itself
+        store.settle()
+        assert reported[-1] == 500
+    with store.following([], reported.append):
+        assert reported[-1] == 700
 
 
 def test_a_graph_takes_the_whole_segments_of_its_memory_pool(tmp_path, monkeypatch):

@@ -25,3 +25,8 @@ def test_all_of_them_are_known(raised):
 def test_other_errors_stay_what_they_are():
     with pytest.raises(RuntimeError, match="shapes"), clear_errors([TASK], CPU):
         raise RuntimeError("shapes do not fit")
+
+
+def test_the_error_has_the_request_that_failed():
+    with pytest.raises(OutOfMemoryError, match=r"\(CPU .*; \d+ bytes more were requested\)"), clear_errors([TASK], CPU):
+        torch.empty(1 << 60, dtype=torch.uint8)

@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import weft
 from weft.core.errors import GraphError, InputError, SpecError
 from weft.core.spec_file import parse_spec
 
-NAMES = {
-    "learning_rate": "lr",
-    "num_neighbors": "fanout",
-    "batch_size": "batch",
-    "hidden_channels": "hidden",
-    "num_layers": "layers",
-    "max_epochs": "epochs",
+ALIASES = {
+    "learning_rate": ("lr", 0.5),
+    "num_neighbors": ("fanout", (5, 3)),
+    "batch_size": ("batch", 32),
+    "hidden_channels": ("hidden", 32),
+    "num_layers": ("layers", 2),
 }
 
 
-@pytest.mark.parametrize(("name", "own"), NAMES.items())
-def test_names_of_settings(name, own):
+@pytest.mark.parametrize("alias", ALIASES)
+def test_names_of_pyg_are_read_as_those_of_weft(alias, tmp_path):
+    name, value = ALIASES[alias]
+    expected = weft.Task(graph="demo", **{name: value})
+    task = weft.Task(graph="demo", **{alias: value})
+    assert (task, task.given) == (expected, expected.given)
+    assert expected.with_values(**{alias: value}) == weft.Task.from_dict({"graph": "demo", alias: value}) == expected
+    sweep = weft.Sweep("demo", **{alias: [value]}, seed=[0, 1])
+    assert [getattr(task, name) for task in sweep] == [value, value]
+    assert {name, alias} & sweep.to_dict().keys() == {name}
+    entries = weft.Sweep("demo", tasks=[{alias: value}, {"seed": 1}])
+    assert getattr(entries.tasks()[0], name) == value
+    section = "model" if name in ("hidden", "layers") else "train"
+    (tmp_path / "spec.toml").write_text(f'graph = "demo"\n[{section}]\n{alias} = {json.dumps(value)}\n')
+    for more in ([], [f"{section}.{alias}={json.dumps(value)}"], [f"{section}.{name}={json.dumps(value)}"]):
+        assert weft.read(tmp_path / "spec.toml", overrides=more).with_values(name=None) == expected
+
+
+def test_a_setting_by_both_names_is_refused():
     for make in (weft.Task, weft.Sweep):
-        with pytest.raises(SpecError, match=rf"unknown setting '{name}'; did you mean '{own}'\?$"):
-            make(graph="demo", **{name: 1})
-    for section in ("train", "model"):
-        with pytest.raises(SpecError, match=rf"unknown setting '{section}\.{name}'; did you mean '\w+\.{own}'\?$"):
-            parse_spec({"graph": "demo", section: {name: 1}})
+        with pytest.raises(SpecError, match=r"learning_rate is another name of lr; give one of them$"):
+            make(graph="demo", learning_rate=0.1, lr=0.2)
+    with pytest.raises(SpecError, match=r"hidden is given twice, once as hidden_channels; give it once$"):
+        parse_spec({"graph": "demo", "model": {"hidden": 4, "hidden_channels": 5}})
+    with pytest.raises(SpecError, match=r"train\.num_layers is in the wrong place; num_layers belongs in \[model\]$"):
+        parse_spec({"graph": "demo", "train": {"num_layers": 4}})
+
+
+def test_other_names_are_errors_that_name_the_setting():
+    for make in (weft.Task, weft.Sweep):
+        with pytest.raises(SpecError, match=r"unknown setting 'max_epochs'; did you mean 'epochs'\?$"):
+            make(graph="demo", max_epochs=1)
+    with pytest.raises(SpecError, match=r"unknown setting 'train\.max_epochs'; did you mean 'train\.epochs'\?$"):
+        parse_spec({"graph": "demo", "train": {"max_epochs": 1}})
 
 
 def test_no_list_of_all_names():
@@ -37,26 +63,10 @@ def test_no_list_of_all_names():
     assert len(str(error.value)) < 200
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy, lambda a, b: F.cross_entropy(a, b)])
-def test_losses_of_two_arguments_are_over_the_training_rows(loss):
-    settings = {"graph": "demo", "hidden": 4, "epochs": 3, "dropout": 0.0}
-    found, expected = (
-        weft.run(weft.Task(**settings, **more), device="cpu", progress=False)
-        for more in ({"objective": loss}, {"objective": "multiclass"})
-    )
-    assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
-
-
 def test_a_loss_that_was_not_made_is_refused():
     task = weft.Task(graph="demo", epochs=1, objective=nn.CrossEntropyLoss)
     with pytest.raises(SpecError, match=r"objective CrossEntropyLoss is a class; give an object, CrossEntropyLoss\(\)"):
         weft.run(task, device="cpu", progress=False)
-
-
-def test_a_graph_of_pyg_is_refused_at_once():
-    data = pytest.importorskip("torch_geometric.data").Data(edge_index=torch.tensor([[0, 1], [1, 0]]))
-    with pytest.raises(SpecError, match=r"graph is a Data of PyG; give graph=weft\.Graph\.from_pyg\(data\)"):
-        weft.Task(graph=data)
 
 
 def test_edges_in_one_piece():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import math
 
 import pytest
 import torch
 
 import weft
+from tests.distributions import install
 from tests.engine.tuning.tuners import SPACE, Listed, drawn, tuned
 from tests.graphs_for_tests import tiny_graph
+from weft.core.errors import SpecError
 
 LOSS = 2e-6  # what the rounding of a stack may change in a loss
 
@@ -277,3 +280,27 @@ def test_no_tuner_no_trials():
         weft.run(weft.Task("demo"), options=weft.RunOptions(trials=3), progress=False)
     with pytest.raises(weft.SpecError, match="chooses trials out of a"):
         weft.run(weft.Task("demo"), options=weft.RunOptions(tuner="asha", trials=3), progress=False)
+
+
+def test_the_tuner_of_another_distribution_is_chosen_by_name(tmp_path, monkeypatch):
+    code = "import weft\nclass Halves(weft.Tuner):\n    def __init__(self, least=2):\n        super().__init__()\n"
+    install(tmp_path, monkeypatch, "plugged_tuners", code, tuners={"halves": "Halves"})
+    space = weft.Sweep(tiny_graph(), model="gcn", hidden=4, lr=weft.loguniform(1e-3, 1e-1), epochs=3)
+    result = weft.run(space, options=weft.RunOptions(tuner="halves", trials=3, width=2), progress=False)
+    assert [member.status for member in result] == ["finished"] * 3
+    with pytest.raises(SpecError, match="must be one of random, asha"):
+        weft.RunOptions(tuner="halve", trials=3)
+
+
+def test_trials_are_logged_with_their_settings_and_every_epoch(tmp_path):
+    file = tmp_path / "trials.csv"
+    space = weft.Sweep(tiny_graph(), model="gcn", hidden=4, lr=weft.loguniform(1e-3, 1e-1), epochs=3)
+    options = weft.RunOptions(tuner="random", trials=5, width=2, log=f"csv:{file}")
+    result = weft.run(space, options=options, progress=False)
+    with open(file, newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 15
+    for member in result:
+        mine = [row for row in rows if row["task"] == member.name]
+        assert [int(row["epoch"]) for row in mine] == [1, 2, 3]
+        assert {float(row["lr"]) for row in mine} == {member.task.lr}

@@ -40,6 +40,7 @@ STACKS = {
     "averaging": [{"ema": 0.5}, {"ema": 0.9, "epochs": 6}],
     "schedule": [{"schedule": decayed}, {"schedule": "cosine"}],
     "plateau": [plateau(patience=0), plateau(patience=1, factor=0.5, cooldown=1, watch="train_accuracy")],
+    "the best epochs": [{"select": "val_loss", "keep_top": 3}, {"select": "train_loss", "keep_top": 3, "patience": 3}],
     "all": [{"accumulate": 2, "ema": 0.9, "clip_norm": 0.1, **plateau(patience=0)}] * 2,
 }
 
@@ -90,6 +91,7 @@ RESUMED = {
     "averaging": {"ema": 0.9, "accumulate": 3, "clip_norm": 0.1},
     "plateau": plateau(patience=1, cooldown=1),
     "callbacks": {"callbacks": [Callback(print, at=100)]},
+    "the best epochs": {"keep_top": 3, "ema": 0.5},
 }
 
 

@@ -239,9 +239,9 @@ def test_one_task_trains_an_object_as_it_was_given():
 
 def test_a_width_is_not_given_the_number_of_classes():
     class Wide(nn.Module):
-        def __init__(self, in_channels, hidden_channels, out_channels=3):
+        def __init__(self, in_channels, hidden_channels, num_classes=3):
             super().__init__()
-            self.only = nn.Linear(in_channels, out_channels)
+            self.only = nn.Linear(in_channels, num_classes)
 
     task = Task(graph="g", model=Wide)
     with pytest.raises(SpecError, match="would get out_features as 'hidden_channels': a model is called with"):

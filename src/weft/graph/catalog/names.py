@@ -8,6 +8,7 @@
 | ``shape:NAME``, ``shape:NAME?scale=0.1&seed=3``  | generated: :mod:`weft.graph.catalog.shapes`                       |
 | ``planted:relations``, ``planted:relations?nodes=500&seed=3`` | generated: classes that only relations tell  |
 | ``planetoid:cora``, ``ogb:ogbn-arxiv``, ``pyg:Reddit``, ``pyg:Amazon/Photo`` | downloaded once               |
+| ``READER:NAME``                                  | what the entry point READER in ``weft.readers`` makes of NAME |
 | ``cora``, ``citeseer``, ``pubmed``               | the data folder, else ``planetoid:``                      |
 """
 
@@ -25,6 +26,7 @@ import torch
 
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
+from weft.core.plugins import load_plugin
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
 from weft.graph.catalog.listing import data_folders, found_in, unknown_name
@@ -77,6 +79,13 @@ def load(
         from weft.graph.generate import planted_relations
 
         return planted_relations(int(options["nodes"]), PLANTED_CLASSES, seed=int(options["seed"]), device=device)
+    if (
+        kind.isidentifier()
+        and colon
+        and not os.path.exists(text)
+        and (added := load_plugin("readers", kind)) is not None
+    ):
+        return readers.read_by_plugin(kind, added, rest).to(device)
     folders = data_folders(root)
     if colon and kind in FETCHERS:
         return FETCHERS[kind](rest, folders[0]).to(device)

@@ -8,6 +8,7 @@
 | edge list, a line per edge | .csv .tsv .txt .edges .edgelist (.gz) | of ``Graph.from_edges`` |
 | edge list                  | .parquet .pq                          | of ``Graph.from_edges`` |
 | edges and nodes, any ids   | edges.csv beside nodes.csv, or nodes= | of ``Graph.from_edges`` |
+| any other kind of file     | entry point ENDING in weft.readers    | of the plug-in          |
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import GraphError
+from weft.core.plugins import blame_plugin, load_plugin, plugin_names
 from weft.graph import saved as store
 from weft.graph.graph import Graph
 from weft.graph.readers.node_tables import beside, read_tables
@@ -53,10 +55,13 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
         reader, options = read_tables, {"nodes": tables, **options}
     elif ending in READERS:
         reader = READERS[ending]
+    elif (added := load_plugin("readers", ending.removeprefix("."))) is not None:
+        return read_by_plugin(ending.removeprefix("."), added, path, **options)
     else:
+        endings = (*READERS, *(f".{name}" for name in plugin_names("readers")))
         raise GraphError(
             f"{path}: {ending or 'no ending'} is not a known kind of graph file; known are a saved folder, "
-            f"an OGB folder and {', '.join(READERS)} (text also as .gz)"
+            f"an OGB folder and {', '.join(endings)} (text also as .gz)"
         )
     takes = set(inspect.signature(reader).parameters)
     if "fields" in takes:
@@ -74,6 +79,15 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
             raise
         path = path if tables is None else path.parent
         raise GraphError(f"{path}: {error}") from None  # a check of arrays, with the file they came from
+
+
+def read_by_plugin(name: str, reader: Callable[..., Graph], source: str | Path, **options: Any) -> Graph:
+    """What ``reader``, the entry point ``name`` in ``weft.readers``, makes of a file, or of a name of its own."""
+    with blame_plugin("readers", name):
+        graph = reader(source, **options)
+    if not isinstance(graph, Graph):
+        raise GraphError(f"{source}: reader {name!r} in weft.readers returned a {type(graph).__name__}, no weft.Graph")
+    return graph
 
 
 def is_graph_file(name: str) -> bool:

@@ -143,7 +143,9 @@ def rule_memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> fl
         norms = 0 if task.norm is None else traits.norms
         # Bytes of every value of its rows that a model keeps for the backward pass, more than a GCN does.
         per_value = KEPT_BYTES[task.precision] * ROWS_KEPT * (saved + norms * NORM_KEPT[device])
-        total += 4.0 * 6 * parameters(task, stats) + per_value * aggregated_rows(task, stats) * rows
+        total += (
+            4.0 * (6 + (task.keep_top or 0)) * parameters(task, stats) + per_value * aggregated_rows(task, stats) * rows
+        )
     return SPARE * total + (LIBRARIES if device == "cuda" else 0)
 
 

@@ -100,7 +100,7 @@ class Way:
 
 def batch_bytes(task: Task, stats: GraphStats) -> int:
     """Bytes of a batch at its largest: features and neighbours."""
-    rows = min(task.batch, max(stats.num_train, 1))
+    rows: int = min(task.batch, max(stats.num_train, 1))
     most, edges = rows, 0
     for fanout in picks_per_hop(task.fanouts, stats):
         edges += most * max(fanout, 1)

@@ -21,7 +21,7 @@ from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
-from weft.core.task import Task
+from weft.core.task import FIT, Task
 from weft.core.wording import option
 from weft.planner.grouping import step_options as step
 from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, MemoryOf, Size, fitting_size, size_in_words
@@ -310,5 +310,6 @@ def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: 
         why=tuple(dict.fromkeys((*why, *reasons, *too_large, *general))),
         stacks=stacks if len(stacks) > 1 else (),
         mode="sampled" if first.sampled else "full",
+        batch=first.batch if first.sampled and first.batch != FIT else None,
         stages=stages_of(first, limits.device),
     )

@@ -93,6 +93,11 @@ def trial_stacks(tasks: Sequence[Task], limits: GroupLimits, together: bool = Fa
     return sorted(stacks, key=lambda stack: width(stack.widest))
 
 
+def each_kind(tasks: Sequence[Task]) -> list[TrialStack]:
+    """A stack for every kind of trial, narrow ones first: :func:`stack_for` then finds the kind of a trial."""
+    return sorted((TrialStack(_structure(task), task) for task in tasks), key=lambda stack: width(stack.widest))
+
+
 def stack_for(task: Task, stacks: Sequence[TrialStack]) -> int:
     """The narrowest of ``stacks`` that ``task`` fits into; a :class:`SpecError` if there is none."""
     key = _structure(task)

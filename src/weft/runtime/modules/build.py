@@ -18,7 +18,14 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.settings import arguments, function_of, in_words, signature_of
+from weft.runtime.modules.settings import (
+    SIZES,
+    arguments,
+    function_of,
+    in_words,
+    refused_argument,
+    signature_of,
+)
 from weft.runtime.modules.state import CACHED, LOCKS, followers, reachable
 
 
@@ -40,6 +47,7 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
             raise SpecError(
                 f"{copied}{', '.join(left_out)} cannot be copied; give the class, or a function that builds it"
             )
+        drop_treatment(model, task)
         if task.init == "fresh":
             if unknown := parameters_without_initial(model):
                 raise SpecError(
@@ -50,8 +58,11 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
             weft_nn.reset_parameters(model, task.seed)
     else:
         factory = function_of(task, "model")
-        signature, sizes = signature_of(factory), {"in_features": in_features, "out_features": out_features}
-        keywords = arguments(task, signature)
+        _refuse_lightning(task, factory)  # before it is called: its constructor may need what no task has
+        signature = signature_of(factory)
+        names = signature.sizes if signature.by_name else SIZES[0]
+        sizes = dict(zip(names, (in_features, out_features), strict=True))
+        keywords = arguments(task, signature, num_relations)
         seed_all(task.seed)
         try:
             by_position = () if signature.by_name else tuple(sizes.values())
@@ -60,20 +71,36 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
             shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | keywords).items())
             raise SpecError(
                 f"task {task.label!r}: model {task.model_name} could not be called as ({shown}): "
-                f"{in_words(error, __file__)}"
+                f"{refused_argument(error) or in_words(error, __file__)}"
             ) from error
         if not isinstance(model, nn.Module):
             raise SpecError(
                 f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; expected an nn.Module"
             )
+    _refuse_lightning(task, model)
+    weft_nn.assign_sites(model)
+    return model
+
+
+def _refuse_lightning(task: Task, model: Any) -> None:
     if ignored := [name for name in ("training_step", "configure_optimizers") if hasattr(model, name)]:
         raise SpecError(
             f"task {task.label!r}: model {task.model_name} has {' and '.join(ignored)}, as a LightningModule has, and "
             "Weft calls neither; give the nn.Module that it trains, and its loss and optimizer as settings objective=, "
             "optimizer=, lr="
         )
-    weft_nn.assign_sites(model)
-    return model
+
+
+def drop_treatment(model: nn.Module, task: Task) -> None:
+    """Take off a trained model what treats its features: a run does that itself, before first aggregations."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hasattr(hook, "converted"):  # a weft.runtime.infer.TrainedInputs, which stands above this
+            if hook.norm not in (None, task.feature_norm):
+                raise SpecError(
+                    f"task {task.label!r}: {task.model_name} was trained with feature_norm={hook.norm!r}; give it again"
+                )
+            model._forward_pre_hooks.pop(key)
+            model._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def model_options(task: Task) -> dict[str, Any]:

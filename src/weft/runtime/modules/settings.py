@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -24,6 +25,7 @@ from weft.core.changed_modules import STAMP, import_current
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings import identity
 from weft.core.task import (
+    ALIASES,
     LOOP_SETTINGS,
     OPTIMIZER_GIVEN,
     OPTIMIZER_SETTINGS,
@@ -31,10 +33,11 @@ from weft.core.task import (
     Task,
     model_settings,
     name_of,
+    takes,
 )
 from weft.core.wording import nearest_names
 from weft.graph.graph import Graph
-from weft.nn.models import check_options
+from weft.nn.models import check_options, check_row, known_models
 from weft.ops.csr.adjacency import Adjacency
 
 # ---- Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to.
@@ -97,7 +100,8 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-SIZES = ("in_features", "out_features")
+SIZES = (("in_features", "out_features"), ("in_channels", "out_channels"))
+RELATIONS = "num_relations"
 DEFAULTS = {f.name: f.default_factory() if f.default is MISSING else f.default for f in fields(Task)}  # type: ignore[misc]
 
 
@@ -105,9 +109,9 @@ DEFAULTS = {f.name: f.default_factory() if f.default is MISSING else f.default f
 class Signature:
     """What a callable that builds a model takes besides its two sizes.
 
-    ``names``: parameters; ``required``: those without a default; ``open``: it has ``**kwargs``; ``by_name``: its
-    sizes are called ``in_features`` and ``out_features``, wherever they stand; ``shown``: as it is written;
-    ``second``: what the parameter is called that gets ``out_features``.
+    ``names``: parameters; ``required``: those without a default; ``open``: it has ``**kwargs``; ``sizes``: what the
+    parameters are called that get the two sizes; ``by_name``: they are one of :data:`SIZES`, wherever they stand;
+    ``shown``: as it is written.
     """
 
     names: tuple[str, ...]
@@ -115,11 +119,16 @@ class Signature:
     open: bool
     by_name: bool
     shown: str
-    second: str = ""
+    sizes: tuple[str, ...] = ()
 
     def takes(self, name: str) -> bool:
         """Whether it can be given ``name``."""
         return self.open or name in self.names
+
+    def parameter_for(self, setting: str) -> str | None:
+        """What the parameter is called that gets a setting of a task, by Weft's name or PyG's; None without one."""
+        named = (setting, *(alias for alias, name in ALIASES.items() if name == setting))
+        return next((name for name in named if name in self.names), setting if self.open else None)
 
 
 def signature_of(factory: Callable[..., Any]) -> Signature:
@@ -133,28 +142,53 @@ def signature_of(factory: Callable[..., Any]) -> Signature:
     bare = [p.replace(annotation=kinds.empty) for p in parameters]
     shown = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
     named = [p for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
-    by_name = set(SIZES) <= {p.name for p in named}
+    by_name = next((pair for pair in SIZES if set(pair) <= {p.name for p in named}), None)
     positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    sizes = SIZES if by_name else tuple(positional[:2])
+    sizes = by_name or tuple(positional[:2])
     free = [p for p in named if p.name not in sizes]
     return Signature(
         tuple(p.name for p in free),
         tuple(p.name for p in free if p.default is kinds.empty),
         any(p.kind is kinds.VAR_KEYWORD for p in parameters),
-        by_name,
+        by_name is not None,
         f"{called}{shown}",
-        sizes[1] if len(sizes) > 1 else "",
+        sizes,
     )
 
 
-def arguments(task: Task, signature: Signature) -> dict[str, Any]:
+def arguments(task: Task, signature: Signature, num_relations: int = 0) -> dict[str, Any]:
     """The arguments of a user's callable: settings of the task by name, and ``model_args``.
 
-    A setting that the task leaves at its default is left to the callable's own default, if it has one.
+    A setting that the task leaves at its default is left to the callable's own default, if it has one. The number of
+    the graph's relations is given to a callable that cannot do without.
     """
-    names = [name for name in task.given_to_model() if signature.takes(name)]
-    needed = [name for name in signature.required if name in model_settings() and name not in names]
-    return {name: getattr(task, name) for name in (*names, *needed)} | task.model_args
+    settings = {signature.parameter_for(name): getattr(task, name) for name in task.given_to_model()}
+    needed = {name: ALIASES.get(name, name) for name in signature.required if name not in task.model_args}
+    settings |= {name: getattr(task, needed[name]) for name in needed if needed[name] in model_settings()}
+    if RELATIONS in needed and num_relations:
+        settings[RELATIONS] = num_relations
+    return {name: value for name, value in settings.items() if name is not None} | task.model_args
+
+
+def refused_argument(error: BaseException) -> str:
+    """What a class has that was called with an argument which it, or a class that it calls, does not have.
+
+    Empty for any other error. Classes of PyG hand ``**kwargs`` on to their layers: the constructors on the way to the
+    error say which names there are.
+    """
+    match = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    if match is None or not isinstance(error, TypeError):
+        return ""
+    names: dict[str, None] = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if code.co_name == "__init__":
+            names |= dict.fromkeys(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
+    listed = [name for name in names if not any(name in pair for pair in SIZES)]
+    if not listed:
+        return ""
+    hint = nearest_names(match[1], listed) or nearest_names(match[1], DEFAULTS.keys() - {match[1]})
+    return f"it has no argument {match[1]!r}{hint}; it has {', '.join(listed)}"
 
 
 def check_tasks(tasks: Sequence[Task]) -> None:
@@ -168,6 +202,8 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         key = identity(task.model)
         if key not in signatures:
             signatures[key] = _signature(task)
+            if task.traits is not None:  # a plug-in's row is not checked before
+                check_row(f"model={task.model!r}", task.traits, known_models()[task.model])
         _check_arguments(task, signatures[key])
         if task.has_own("optimizer"):
             _check_optimizer(task)
@@ -177,7 +213,7 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         for task in tasks:
             signature = signatures[identity(task.model)]
             by_name = name in named or task.traits is not None
-            takes_it = signature is not None and signature.takes(name)
+            takes_it = signature is not None and signature.parameter_for(name) is not None
             read.append(not task.ignores(name) if by_name else takes_it)
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
@@ -214,17 +250,6 @@ def _signature(task: Task) -> Signature | None:
         return Signature((), (), True, False, task.model_name)
 
 
-def takes(make: Callable[..., Any], name: str) -> bool:
-    """Whether ``make`` can be given ``name``."""
-    try:
-        parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):
-        return False
-    return name in parameters or any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
-
-
 def _check_optimizer(task: Task) -> None:
     """Settings that are given and that an optimizer of the user's own does not take."""
     try:
@@ -246,11 +271,12 @@ def _check_optimizer(task: Task) -> None:
 
 def _check_arguments(task: Task, signature: Signature | None) -> None:
     """Names of ``model_args`` that the model does not have, and a width where the number of classes is given."""
-    if signature is not None and "hid" in signature.second.lower():
-        # GCN(in_channels, hidden_channels, num_layers, out_channels)
+    second = signature.sizes[1] if signature is not None and len(signature.sizes) > 1 else ""
+    if signature is not None and "hid" in second.lower():
         raise SpecError(
-            f"task {task.label!r}: {signature.shown} would get out_features as {signature.second!r}: a model is called "
-            "with (in_features, out_features); give a function of these two that builds it, or call its parameters so"
+            f"task {task.label!r}: {signature.shown} would get out_features as {second!r}: a model is called with "
+            "(in_features, out_features); give a function of these two that builds it, or call its parameters so, or "
+            "in_channels and out_channels"
         )
     if not task.model_args:
         return
@@ -263,9 +289,14 @@ def _check_arguments(task: Task, signature: Signature | None) -> None:
     elif signature is None:
         raise SpecError(f"{where}: the model is a {task.model_name} that is already built; give its class instead")
     else:
+        read = {signature.parameter_for(name): name for name in task.given_to_model()}
         for name in task.model_args:
+            if name in read:
+                raise SpecError(
+                    f"{where}: {read[name]}={getattr(task, read[name])!r} is {name} of the model; give it once"
+                )
             if not signature.takes(name):
-                hint = nearest_names(name, signature.names)
+                hint = nearest_names(name, signature.names) or nearest_names(name, DEFAULTS)
                 raise SpecError(f"{where}: {signature.shown} has no parameter {name!r}{hint}")
 
 
@@ -385,7 +416,8 @@ def unread_edges(task: Task, model: nn.Module, graph: Graph) -> list[str]:
         return []
     named = parameters_of(model)
     reads_weight = "edge_weight" in named if task.traits is None else task.traits.weighted
-    reads_attr = task.traits is None and "edge_attr" in named
+    reads_weight = reads_weight and getattr(model, "supports_edge_weight", True)  # PyG's classes all have the parameter
+    reads_attr = task.traits is None and "edge_attr" in named and getattr(model, "supports_edge_attr", True)
     notes = []
     if graph.edge_weight is not None and not reads_weight:
         notes.append(f"{task.model_name} does not read the edge weights of graph {graph.name!r}")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from weft.batches.source import SPLITS, OnSplit, Source
+from weft.core.compatibility import columns_of
 from weft.core.errors import SpecError
-from weft.core.settings import BOUNDED, LOWER
+from weft.core.settings import LOWER
 from weft.core.task import Task
 from weft.ops.launch.backend import next_power_of_2, on_gpu, use_triton
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
@@ -232,8 +233,7 @@ class Evaluation:
         one_rank = self._reduce.ranks == 1
         if self._metric is accuracy and not multilabel and use_triton(self._rows) and one_rank and self._plain:
             self._scores = Scores(self._rows, self._target, self._sizes, classes)
-        self.columns = [f"{split}_loss" for split in self.splits]
-        self.columns += [f"{split}_{metric}" for split in self.splits]
+        self.columns = columns_of(self.splits, metric)[1:]
 
     def _of_all_ranks(self, values: Tensor, dim: int) -> Tensor:
         """The rows of all ranks, split by split; ``values`` has those of this rank in the same order."""
@@ -285,34 +285,40 @@ class Evaluation:
 #
 # Shapes: T members; ``rows [T, M]`` is one row of history each: training loss, losses of the splits, metrics of them.
 
-FLOAT_MAX = torch.finfo(torch.float32).max
+LOWEST = -torch.finfo(torch.float32).max  # the score of an undefined value: below every defined one
 NEVER = 1 << 40  # epochs of patience without a limit
 
 
 class Bookkeeper:
-    """Writes rows of ``tasks`` into a state. ``losses``: how many leading columns must stay finite; ``watched``: the
-    column of the validation ``metric`` (None: the latest epoch is the best).
+    """Writes rows of ``tasks`` into a state. ``losses``: how many leading columns must stay finite, the others are of
+    ``metric``; ``watched``: the column of each task that decides its best epoch (-1: the latest evaluation does).
 
     A group evaluates when one of its members is due; for the other members only the training loss is recorded.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device, metric: str = "accuracy"
+        self, tasks: Sequence[Task], losses: int, watched: Sequence[int], device: torch.device, metric: str = "accuracy"
     ) -> None:
-        self.losses, self.watched, self.metric = losses, watched, metric
-        # What members may differ in: patience in epochs, epochs between evaluations, epochs in all.
-        self.host_rules = [(task.patience or NEVER, task.eval_every, task.epochs) for task in tasks]
-        self.rules = torch.tensor(self.host_rules, device=device)  # [T, 3] int64
-        self.sign = -1.0 if metric in LOWER else 1.0  # makes more of the watched metric better
-        self.lowest = -1.0 if metric in BOUNDED else -FLOAT_MAX  # below every score that is defined
+        self.losses, self._metric = losses, metric
+        self.host_rules = [self._rule(task, column) for task, column in zip(tasks, watched, strict=True)]
+        self.rules = torch.tensor(self.host_rules, dtype=torch.int64, device=device)  # [T, 5]
+        self._first_slots = torch.arange(len(tasks), device=device) * (tasks[0].keep_top or 0)
 
-    def fill(self, row: int, task: Task) -> None:
-        """Take ``task`` for the member in ``row``."""
-        self.host_rules[row] = (task.patience or NEVER, task.eval_every, task.epochs)
-        self.rules[row].copy_(torch.tensor(self.host_rules[row]))
+    def _rule(self, task: Task, column: int) -> tuple[int, int, int, int, bool]:
+        """What members may differ in: patience in epochs, epochs between evaluations, epochs in all, the column that
+        decides, and whether less of it is better."""
+        lower = column < self.losses or self._metric in LOWER
+        return task.patience or NEVER, task.eval_every, task.epochs, column, lower
+
+    def fill(self, row: int, task: Task, watched: int) -> None:
+        """Take ``task``, for which the column ``watched`` decides, for the member in ``row``."""
+        self.host_rules[row] = self._rule(task, watched)
+        self.rules[row].copy_(torch.tensor(self.host_rules[row], dtype=torch.int64))
 
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
         """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
+        if "top_score" in state.extras:
+            self._keep_top(state, rows)
         if on_gpu(rows) or rows.is_meta:
             self.on_device(state, rows, steps)
         else:
@@ -340,24 +346,25 @@ class Bookkeeper:
             if not due[member] or step >= ends[member]:
                 continue
             healthy = all(map(math.isfinite, row[: self.losses]))
-            score = math.inf if self.watched is None else self.sign * row[self.watched]
-            score = self.lowest if math.isnan(score) else score  # undefined ranks below every defined one
+            patience, _, _, column, lower = self.host_rules[member]
+            score = -row[column] if lower else row[column]
+            score = LOWEST if math.isnan(score) else score
             best_epoch = best_epochs[member]
-            if healthy and (self.watched is None or score > best_scores[member]):
+            if healthy and (column < 0 or score > best_scores[member]):
                 state.best_epoch[member] = best_epoch = step
-                if self.watched is not None:
+                if column >= 0:
                     state.best_score[member] = score
                 state.best_flat[member].copy_(state.evaluated[member])
                 for name, buffer in state.buffers.items():
                     state.best_buffers[name][member].copy_(buffer[member])
-            if not healthy or step - best_epoch >= self.host_rules[member][0]:
+            if not healthy or step - best_epoch >= patience:
                 state.end[member] = step + 1
         _count(state, steps)
 
     def on_device(self, state: State, rows: Tensor, steps: int) -> None:
         """With tensors alone."""
-        if use_triton(rows) and self.metric in BOUNDED:
-            better = record_triton(state, rows, self.losses, self.watched, self.rules, steps)
+        if use_triton(rows):
+            better = record_triton(state, rows, self.losses, self.rules, steps)
         else:
             better = self.compare(state, rows)
             _count(state, steps)
@@ -366,22 +373,47 @@ class Bookkeeper:
             chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
             torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
 
+    def _wants(self, step: Tensor) -> Tensor:
+        """Which members are evaluated after epoch ``step [T]``, ``[T]`` bool."""
+        return ((step + 1) % self.rules[:, 1] == 0) | (step + 1 == self.rules[:, 2])
+
+    def _healthy(self, rows: Tensor) -> Tensor:
+        """Which members have finite losses, ``[T]`` bool."""
+        return rows[:, : self.losses].isfinite().all(1)
+
+    def _scores(self, rows: Tensor) -> Tensor:
+        """What decides the best epoch, more is better ``[T]``."""
+        value = rows.gather(1, self.rules[:, 3].clamp(min=0)[:, None]).squeeze(1)
+        score = torch.where(self.rules[:, 4] > 0, -value, value)
+        return torch.where(score.isnan(), LOWEST, score)
+
+    def _keep_top(self, state: State, rows: Tensor) -> None:
+        """Put this epoch in the place of a member's worst kept one, if it is better: one copy, however many are kept.
+
+        Of equal epochs the earlier ones stay, so that they are the first of all epochs by score.
+        """
+        extras, score = state.extras, self._scores(rows)
+        kept = extras["top_score"]
+        worst = kept.amin(1)
+        latest = torch.where(kept == worst[:, None], extras["top_epoch"], -2).argmax(1)  # any of those that are empty
+        slots = self._first_slots + latest
+        enters = self._wants(state.epoch) & (state.epoch < state.end) & self._healthy(rows) & (score > worst)
+        new = {"score": score, "epoch": state.epoch, "flat": state.evaluated}
+        for name, value in {**new, **{f"buffer.{name}": value for name, value in state.buffers.items()}}.items():
+            copies = extras[f"top_{name}"].flatten(0, 1)
+            chosen = enters.view(-1, *(1,) * (value.dim() - 1))
+            copies.index_copy_(0, slots, torch.where(chosen, value, copies.index_select(0, slots)))
+
     def compare(self, state: State, rows: Tensor) -> Tensor:
         """Write the rows, find the best and the end; returns which members are at their best so far, ``[T]`` bool."""
-        step = state.epoch
-        patience, every, epochs = self.rules.unbind(1)
-        wants = ((step + 1) % every == 0) | (step + 1 == epochs)
+        step, wants = state.epoch, self._wants(state.epoch)
+        patience, column = self.rules[:, 0], self.rules[:, 3]
         written = torch.where(wants[:, None], rows, torch.nan)
         written[:, 0] = rows[:, 0]
         _write(state, written)
-        running = wants & (step < state.end)
-        healthy = rows[:, : self.losses].isfinite().all(1)
-        better = running & healthy
-        if self.watched is not None:
-            score = self.sign * rows[:, self.watched]
-            score = torch.where(score.isnan(), self.lowest, score)
-            better = better & (score > state.best_score)
-            torch.where(better, score, state.best_score, out=state.best_score)
+        running, healthy, score = wants & (step < state.end), self._healthy(rows), self._scores(rows)
+        better = running & healthy & ((column < 0) | (score > state.best_score))
+        torch.where(better & (column >= 0), score, state.best_score, out=state.best_score)
         torch.where(better, step, state.best_epoch, out=state.best_epoch)
         over = ~healthy | (step - state.best_epoch >= patience)
         torch.where(running & over, step + 1, state.end, out=state.end)
@@ -420,7 +452,7 @@ def _count(state: State, steps: int) -> None:
 @jit_any_size("L")
 def _record_kernel(
     rows, rules, history, clock, epochs_done, end_at, score_at, epoch_at, better_at, L, M, STEPS,
-    LOSSES: tl.constexpr, WATCHED: tl.constexpr, BLOCK: tl.constexpr,
+    LOSSES: tl.constexpr, LOWEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per member."""
     member = tl.program_id(0).to(tl.int64)
@@ -429,20 +461,21 @@ def _record_kernel(
     value = tl.load(rows + member * M + column, mask=inside, other=0.0)
     step = tl.load(epochs_done + member)  # the epoch that ends here, counted from 0
     end, best_epoch = tl.load(end_at + member), tl.load(epoch_at + member)
-    patience = tl.load(rules + 3 * member)
-    every, epochs = tl.load(rules + 3 * member + 1), tl.load(rules + 3 * member + 2)
+    patience = tl.load(rules + 5 * member)
+    every, epochs = tl.load(rules + 5 * member + 1), tl.load(rules + 5 * member + 2)
+    watched, lower = tl.load(rules + 5 * member + 3), tl.load(rules + 5 * member + 4)
     wants = ((step + 1) % every == 0) | (step + 1 == epochs)
     kept = tl.where(wants | (column == 0), value, float("nan"))
     if step < L:  # a warm-up may go beyond
         tl.store(history + (member * L + step) * M + column, kept, mask=inside)
     unhealthy = tl.sum(tl.where((column < LOSSES) & ~(tl.abs(value) < float("inf")), 1, 0), 0)
     running = wants & (step < end)
-    better = running & (unhealthy == 0)
-    if WATCHED >= 0:
-        score = tl.sum(tl.where(column == WATCHED, tl.where(value == value, value, -1.0), 0.0), 0)
-        best_score = tl.load(score_at + member)
-        better = better & (score > best_score)
-        tl.store(score_at + member, tl.where(better, score, best_score))
+    score = tl.sum(tl.where(column == watched, value, 0.0), 0)
+    score = tl.where(lower > 0, -score, score)
+    score = tl.where(score == score, score, LOWEST)
+    best_score = tl.load(score_at + member)
+    better = running & (unhealthy == 0) & ((watched < 0) | (score > best_score))
+    tl.store(score_at + member, tl.where(better & (watched >= 0), score, best_score))
     best_epoch = tl.where(better, step, best_epoch)
     tl.store(epoch_at + member, best_epoch)
     over = (unhealthy > 0) | (step - best_epoch >= patience)
@@ -463,8 +496,8 @@ def _note_kernel(losses, history, clock, epochs_done, L, M, STEPS):
     tl.store(clock + 2 * member + 1, tl.load(clock + 2 * member + 1) + STEPS)
 
 
-def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, rules: Tensor, steps: int) -> Tensor:
-    """Record ``rows [T, M]`` by the ``rules [T, 3]``, count the epoch and its last ``steps``.
+def record_triton(state: State, rows: Tensor, losses: int, rules: Tensor, steps: int) -> Tensor:
+    """Record ``rows [T, M]`` by the ``rules [T, 5]``, count the epoch and its last ``steps``.
 
     Returns which members are at their best so far, ``[T]`` bool.
     """
@@ -473,7 +506,7 @@ def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, 
     better = torch.empty(members, dtype=torch.uint8, device=rows.device)
     _record_kernel[(members,)](
         rows, rules, state.history, state.clock, state.epoch, state.end, state.best_score, state.best_epoch, better,
-        state.history.shape[1], columns, steps, LOSSES=losses, WATCHED=-1 if watched is None else watched,
+        state.history.shape[1], columns, steps, LOSSES=losses, LOWEST=LOWEST,
         BLOCK=next_power_of_2(columns), num_warps=1,
     )  # fmt: skip
     return better.view(torch.bool)  # the same byte, without a copy

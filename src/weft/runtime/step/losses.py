@@ -5,9 +5,11 @@ Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -89,17 +91,30 @@ def as_one(output: Any) -> Tensor:
 # ---- Users' own functions in a training loop: find them, call them for every member, check what they return.
 
 
-def takes_two(function: Callable[..., Any]) -> bool:
-    """True for a loss of torch, whose third argument is no row, and for any function that takes two arguments."""
+def is_torchs(function: Any) -> bool:
+    """Whether it is a loss of torch, such as ``nn.MSELoss()``, ``F.mse_loss`` or a ``partial`` of one."""
+    while isinstance(function, partial):
+        function = function.func
     call = function.forward if isinstance(function, nn.Module) else function
-    if getattr(call, "__module__", "").startswith("torch.nn"):
+    return getattr(call, "__module__", "").startswith("torch.nn")
+
+
+def takes_two(function: Callable[..., Any]) -> bool:
+    """True for a loss of torch, whose third argument is no row, and for any function that needs two arguments.
+
+    A third one with a default counts if it is called ``rows``.
+    """
+    if is_torchs(function):
         return True
     try:
+        call = function.forward if isinstance(function, nn.Module) else function
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # a function of C has no signature
         return False
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return len(positional) == 2 and not any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    needed = [each for each in positional if each.default is each.empty]
+    several = any(each.kind is each.VAR_POSITIONAL or each.name == "rows" for each in parameters)
+    return len(positional) >= 2 >= len(needed) and not several
 
 
 class OwnMeasure:
@@ -107,7 +122,8 @@ class OwnMeasure:
 
     ``output`` is what the model returned for all rows of the batch (in float32), ``targets`` the labels of these,
     ``rows`` those to measure. It is called once per member, so that it can be written for one. A loss of torch, or any
-    other function of two arguments, is given the output and the targets of these rows.
+    other function of two arguments, is given the output and the targets of these rows. A module is copied to where it
+    is called, with its class weights.
     """
 
     def __init__(self, task: Task, setting: str) -> None:
@@ -115,7 +131,9 @@ class OwnMeasure:
         self.function = function_of(task, setting)
         if isinstance(self.function, type):
             raise SpecError(f"task {task.label!r}: {setting} {self.name} is a class; give an object, {self.name}()")
-        self._of_rows = takes_two(self.function)
+        self._of_rows, self._torchs = takes_two(self.function), is_torchs(self.function)
+        self._on: dict[torch.device, Callable[..., Any]] = {}
+        self._checked = False  # that it does not broadcast
         parameters = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
         training = [name for name, parameter in parameters if parameter.requires_grad]
         if training and setting == "objective":
@@ -130,15 +148,18 @@ class OwnMeasure:
         return torch.stack([self._of_member(of_member(output, row), labels, rows) for row in range(members)])
 
     def _of_member(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
-        if self._of_rows and isinstance(output, Tensor):
-            value = self.function(output[rows], labels[rows])
+        if self._of_rows:
+            value = self._of_two(output, labels[rows], rows)
         else:
-            value = self.function(output, labels, rows)
+            value = self._at(labels.device)(output, labels, rows)
         if self._setting == "metric" and isinstance(value, (int, float)):
             return torch.tensor(float(value), device=labels.device)
         if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
             what = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise SpecError(f"task {self._label!r}: {self._setting} {self.name} returned {what}; expected one number")
+            remedy = "; give it reduction='mean'" if getattr(self.function, "reduction", "mean") == "none" else ""
+            raise SpecError(
+                f"task {self._label!r}: {self._setting} {self.name} returned {what}; expected one number{remedy}"
+            )
         if (
             self._setting == "objective"
             and not value.requires_grad
@@ -150,6 +171,51 @@ class OwnMeasure:
                 "the model's output; compute it with torch, without detach, item or no_grad"
             )
         return value.reshape(()).float()
+
+    def _of_two(self, output: Any, targets: Tensor, rows: Tensor) -> Any:
+        """What a function of two arguments gives for the ``rows`` of one member, with their ``targets``."""
+        if not isinstance(output, Tensor):
+            raise SpecError(
+                f"task {self._label!r}: {self._setting} {self.name} takes an output and labels, but the model returned "
+                f"{kind_of(output)}; give a function (output, y, rows) that reads it"
+            )
+        predicted, function = output[rows], self._at(targets.device)
+        if predicted.dim() == 2 and predicted.shape[1] == 1 and targets.dim() == 1 and targets.is_floating_point():
+            if self._torchs:
+                targets = targets[:, None]
+            elif not self._checked and not targets.is_meta and targets.numel() > 1:
+                self._check_column(function, predicted.detach(), targets)
+        try:
+            return function(predicted, targets)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if not self._torchs or isinstance(error, torch.OutOfMemoryError):  # an own function has lines to name
+                raise
+            what = f"an output {list(predicted.shape)} and labels {list(targets.shape)} of {targets.dtype}"
+            first = str(error).splitlines()[0]
+            raise SpecError(
+                f"task {self._label!r}: {self._setting} {self.name} does not take {what}: {first}"
+            ) from error
+
+    def _check_column(self, function: Callable[..., Any], predicted: Tensor, targets: Tensor) -> None:
+        """A :class:`SpecError` if a function broadcasts ``predicted [M, 1]`` and ``targets [M]`` to ``[M, M]``."""
+        self._checked = True
+        try:
+            value, of_vectors = (torch.as_tensor(function(out, targets)) for out in (predicted, predicted[:, 0]))
+        except Exception:  # it reads a column of the output, as it should
+            return
+        if not torch.allclose(value.double(), of_vectors.double(), rtol=REPEATED, equal_nan=True):
+            raise SpecError(
+                f"task {self._label!r}: {self._setting} {self.name} compares an output [M, 1] with labels [M], which "
+                "torch broadcasts to [M, M]; write output.squeeze(-1) in it"
+            )
+
+    def _at(self, device: torch.device) -> Callable[..., Any]:
+        """The function on ``device``: a module may have tensors, such as weights of classes."""
+        if not isinstance(self.function, nn.Module):
+            return self.function
+        if device not in self._on:
+            self._on[device] = copy.deepcopy(self.function).to(device)
+        return self._on[device]
 
 
 # ---- Objectives by name.

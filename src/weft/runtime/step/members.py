@@ -306,11 +306,13 @@ class Members:
                     module.p = most
         set_up(self.model, self.source.reduce, stacked=len(tasks) > 1)
         shared_batches = self.source.reduce.ranks > 1 and not self.source.constant
-        if shared_batches and any(isinstance(module, BatchNorm) for module in self.model.modules()):
-            raise SpecError(  # some nodes are on several ranks: a norm over rows would count those twice
-                f"task {self.task.label!r}: a batch norm does not go with sampled training over ranks, which share "
-                "the nodes of a batch; use norm='layer', or one rank"
-            )
+        for norm in self.model.modules() if shared_batches else ():  # nodes that several ranks have would count twice
+            if isinstance(norm, BatchNorm) or (isinstance(norm, LayerNorm) and norm.mode == "graph"):
+                kind = "a batch norm" if isinstance(norm, BatchNorm) else "a layer norm with mode='graph'"
+                raise SpecError(
+                    f"task {self.task.label!r}: {kind} does not go with sampled training over ranks, which share the "
+                    "nodes of a batch; use a layer norm of each node (norm='layer'), or one rank"
+                )
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self.model)
         if self.to_try and len(tasks) == 1:

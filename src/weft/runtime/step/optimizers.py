@@ -26,9 +26,9 @@ from weft import ops
 from weft.core.compatibility import function_name, loop_parts
 from weft.core.errors import SpecError
 from weft.core.settings import PLATEAU, group_of, lower_is_better
-from weft.core.task import OPTIMIZER_GIVEN, OPTIMIZER_SETTINGS, Task
+from weft.core.task import OPTIMIZER_GIVEN, OPTIMIZER_SETTINGS, Task, takes
 from weft.ops.dense.adam import adam_torch
-from weft.runtime.modules.settings import function_of, in_words, takes
+from weft.runtime.modules.settings import function_of, in_words
 from weft.runtime.step.forward import Layout
 from weft.runtime.step.state import RATE, State, write_row
 

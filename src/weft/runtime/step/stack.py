@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.batches.source import Batch, OnSplit, Source, StackSplits
-from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
+from weft.core.compatibility import deciding_column, eager_reason, metric_name, stack_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.device.process import same_draws
@@ -45,7 +45,7 @@ from weft.runtime.step.losses import (
 from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.optimizers import SAVED, Optimizer, Plateau, TorchOptimizer
 from weft.runtime.step.preflight import Preflight
-from weft.runtime.step.state import State, write_row
+from weft.runtime.step.state import GRADIENT_NORM, State, write_row
 
 
 class Stack:
@@ -80,6 +80,11 @@ class Stack:
         self.best_copy: nn.Module | None = None  # the same as a copy, if not all of its state is plain data
         self.use_state(State.new(tasks, flat, buffers, len(self.columns), self._length))
         copy_context().run(Preflight(self.members, self.state, self._loss_of))  # context variables stay as they are
+        if tasks[0].keep_top is not None and self.members.findings.hidden_state is not None:
+            raise SpecError(
+                f"task {tasks[0].label!r}: keep_top keeps weights and buffers alone; model {tasks[0].model_name}: "
+                f"{self.members.findings.hidden_state}; leave keep_top out"
+            )
         self._without = self.members.findings.without_gradient  # parameters, in the last step
         if self.members.findings.without_gradient or self.members.findings.sparse:
             self.use_state(self.state)  # no decay where torch would skip the update
@@ -113,9 +118,8 @@ class Stack:
             rates = [self._torch_optimizer.first_rate]
         else:
             self.optimizer = self._optimizer_of(tasks)
-        splits = self._evaluations[0].splits
-        watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
-        self._book = Bookkeeper(tasks, 1 + len(splits), watched, device, self.metric)
+        watched = [deciding_column(task, self.metric, self.columns) for task in tasks]
+        self._book = Bookkeeper(tasks, 1 + len(self._evaluations[0].splits), watched, device, self.metric)
         self._plateau = Plateau(tasks, self.columns, rates, device) if tasks[0].schedule == "plateau" else None
         self.forward = self.members.forward
         self.members.attach(state)
@@ -142,7 +146,7 @@ class Stack:
         self.members.slots[row] = slot
         self.forward.fill(row, slot.rates)
         self.optimizer.fill(row, self._optimizer_of([task]))
-        self._book.fill(row, task)
+        self._book.fill(row, task, deciding_column(task, self.metric, self.columns))
         if self._plateau is not None:
             write_row(self._plateau, row, Plateau([task], self.columns, [task.lr], self.device))
         for objective in (self.objective, *self._loss.objectives):
@@ -260,6 +264,8 @@ class Stack:
                 f"{changed} had a gradient in some steps and none in others: torch's {self.tasks[0].optimizer}, which "
                 "skips such an update, does the updates"
             )
+        if GRADIENT_NORM in self.state.extras:  # always: a captured step does not know whether a callback will read it
+            self.state.extras[GRADIENT_NORM].copy_(torch.linalg.vector_norm(grad, dim=-1))
         if self._torch_optimizer is None:
             self.optimizer.update(self.state, grad)
         else:

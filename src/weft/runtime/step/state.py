@@ -18,6 +18,9 @@ from weft.core.task import Task
 
 PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
 RATE = "rate"  # what the rates of a table are multiplied by, [T]
+GRADIENT_NORM = "gradient_norm"  # of the last step, [T], which callbacks may read
+TOP = ("top_score", "top_epoch", "top_flat")  # of the best epochs, [T, k] and [T, k, P]; epoch -1: none yet
+TOP_BUFFER = "top_buffer."  # before the names of their buffers, [T, k, ...]
 FLAT = ("flat", "best_flat", "loop.ema", "loop.gradient")
 
 
@@ -30,6 +33,12 @@ def buffer_called(name: str) -> str:
     """The buffer of the model that a tensor of the state is, or the best of it; empty if it is none."""
     kind, _, buffer = name.partition(".")
     return buffer if kind in ("buffer", "best_buffer") else ""
+
+
+def copied_name(name: str) -> str:
+    """The tensor of which tensor ``name`` of the state has one per kept epoch and member; empty if it has not."""
+    buffer = name.removeprefix(f"loop.{TOP_BUFFER}")
+    return "best_flat" if name == "loop.top_flat" else f"best_buffer.{buffer}" if buffer != name else ""
 
 
 @dataclass
@@ -77,6 +86,16 @@ class State:
             extras["gradient"] = torch.zeros_like(flat)
         if "plateau" in parts or "callbacks" in parts:
             extras[RATE] = torch.ones(members, dtype=torch.float64, device=device)
+        if tasks[0].keep_top is not None:
+            of_members = {"flat": flat, **{f"buffer.{name}": buffer for name, buffer in buffers.items()}}
+            of_members |= {"score": torch.full_like(flat[:, 0], -torch.inf, dtype=torch.float32)}
+            of_members |= {"epoch": torch.full((members,), -1, device=device)}
+            extras |= {
+                f"top_{name}": tensor[:, None].repeat_interleave(tasks[0].keep_top, 1)
+                for name, tensor in of_members.items()
+            }
+        if "callbacks" in parts:
+            extras[GRADIENT_NORM] = torch.zeros(members, dtype=flat.dtype, device=device)
         if "plateau" in parts:
             # The best value so far, evaluations without a better one, and cooling down.
             watched = [str((PLATEAU | task.plateau)["watch"]) for task in tasks]

@@ -42,27 +42,26 @@ def replayed(record, tasks, tables, steps):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    members=st.lists(st.tuples(member, rows), min_size=1, max_size=3),
-    watched=st.sampled_from([None, 3]),
+    members=st.lists(st.tuples(member, rows, st.sampled_from([-1, 0, 1, 3])), min_size=1, max_size=3),
     steps=st.sets(st.integers(0, EPOCHS - 1)),
     metric=st.sampled_from(["accuracy", "mse", "r2"]),
 )
-def test_host_and_device_agree_and_members_do_not_see_each_other(members, watched, steps, metric):
-    tasks, tables = [task for task, _ in members], [table for _, table in members]
+def test_host_and_device_agree_and_members_do_not_see_each_other(members, steps, metric):
+    tasks, tables, watched = ([member[part] for member in members] for part in range(3))
     recorder = Bookkeeper(tasks, 2, watched, CPU, metric)
     on_host = replayed(recorder.on_host, tasks, tables, steps)
     on_device = replayed(recorder.on_device, tasks, tables, steps)
     for name, tensor in on_host.items():
         assert torch.equal(tensor.nan_to_num(-9), on_device[name].nan_to_num(-9)), name
-    for row, (task, table) in enumerate(members):
-        alone = replayed(Bookkeeper([task], 2, watched, CPU, metric).on_host, [task], [table], steps)
+    for row, (task, table, column) in enumerate(members):
+        alone = replayed(Bookkeeper([task], 2, [column], CPU, metric).on_host, [task], [table], steps)
         for name, tensor in alone.items():
             assert torch.equal(tensor[0].nan_to_num(-9), on_host[name][row].nan_to_num(-9)), name
 
 
 def test_by_hand():
     task = Task(graph="g", patience=3, epochs=EPOCHS)
-    recorder = Bookkeeper([task], 2, 3, CPU)
+    recorder = Bookkeeper([task], 2, [3], CPU)
     scores = [0.2, 0.6, 0.6, 0.5, 0.5, 0.9, 0.9, 0.9]
     state = replayed(recorder.on_host, [task], [[(1.0, 1.0, 0.0, s) for s in scores]], range(EPOCHS))
     assert state["best_epoch"].tolist() == [1]
@@ -78,7 +77,7 @@ SCORES = [float("nan"), 7.0, 8.0, 9.0, 3.0, 2.0, 4.0, 5.0]
 def test_the_best_of_an_error_is_the_least(metric, sign, best):
     """An undefined score ranks below every defined one, however bad that is."""
     task, table = Task(graph="g", epochs=EPOCHS), [(1.0, 1.0, 0.0, sign * score) for score in SCORES]
-    recorder = Bookkeeper([task], 2, 3, CPU, metric)
+    recorder = Bookkeeper([task], 2, [3], CPU, metric)
     for record in (recorder.on_host, recorder.on_device):
         assert replayed(record, [task], [table], range(EPOCHS))["best_epoch"].tolist() == [best]
 
@@ -86,7 +85,7 @@ def test_the_best_of_an_error_is_the_least(metric, sign, best):
 def test_evaluations_that_a_member_does_not_want_count_for_others_alone():
     tasks = [Task(graph="g", epochs=EPOCHS), Task(graph="g", epochs=5, eval_every=4)]
     tables = [[(1.0, 1.0, 0.0, 0.1 * epoch) for epoch in range(EPOCHS)]] * 2
-    state = replayed(Bookkeeper(tasks, 2, 3, CPU), tasks, tables, range(EPOCHS))
+    state = replayed(Bookkeeper(tasks, 2, [3, 3], CPU), tasks, tables, range(EPOCHS))
     assert state["best_epoch"].tolist() == [7, 4], "its last epoch is always evaluated"
     measured = ~state["history"][1, :, 3].isnan()
     assert measured.tolist() == [False, False, False, True, True, False, False, True]

@@ -1,0 +1,120 @@
+"""``weft job``: a batch script of Slurm or a Job of Kubernetes for a spec, with what it is predicted to take."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from weft.cli.format import check_file, write_file
+from weft.cli.options import Changes
+from weft.cli.spec import spec_of
+from weft.core.errors import DoesNotFitError, SpecError
+
+SETUP_SECONDS = 600  # for what a plan does not predict: starting, reading the graph, compiling; assumed
+CUDA_HOST_BYTES = 4 << 30  # of a process with CUDA's libraries on its host; assumed
+
+
+class Request(NamedTuple):
+    """What a job requests, the command that it runs, and ``facts``: the predictions, by the names of annotations."""
+
+    name: str
+    command: list[str]
+    on_gpu: bool
+    cores: int
+    mebibytes: int
+    minutes: int
+    facts: dict[str, str]
+
+
+def job(
+    kind: Annotated[str, typer.Argument(metavar="slurm|k8s", help="What to write it for.")],
+    spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
+    machine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Where it will run, as of `weft plan`.", show_default="the one at hand"),
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Predicted seconds and host memory times this are requested.")] = 2.0,
+    image: Annotated[str, typer.Option(help="k8s: the container image, which has Weft and SPEC.")] = "weft:latest",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it.", show_default="standard output")
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Print a batch script (slurm) or a Job manifest (k8s; JSON, which is YAML) that runs SPEC.
+
+    Memory and time limit are those that `weft plan` predicts. The run writes to runs/NAME and goes on from its
+    checkpoint if it is started again. Exit code 4: it does not fit.
+    """
+    if kind not in ("slurm", "k8s"):
+        raise SpecError(f"{kind}: must be slurm or k8s")
+    if not 1 <= margin < math.inf:
+        raise SpecError(f"--margin {margin:g}: must be at least 1")
+    if out is not None:
+        check_file(out)
+    work = spec_of(spec, changes or [])
+    from weft.engine.estimate import host_bytes
+    from weft.engine.plan import plan
+    from weft.planner.report.plan_text import refusal
+
+    report = plan(work, machine)
+    if not report.fits:
+        raise DoesNotFitError(refusal(report))
+    name = re.sub(r"[^a-z0-9]+", "-", f"weft-{work.label}".lower())[:63].strip("-")
+    command = ["weft", "run", str(spec), "--out", f"runs/{name}", "--resume"]
+    command += [word for change in changes or [] for word in ("--set", change)]
+    on_gpu, seconds, host = (
+        report.machine.device == "cuda",
+        report.run_seconds + report.compile_seconds,
+        host_bytes(report),
+    )
+    facts = {"weft/host-memory-bytes": str(host), "weft/seconds": f"{seconds:.3g}"}
+    facts |= {"weft/gpu-memory-bytes": str(report.peak_bytes)} if on_gpu else {}
+    mebibytes = math.ceil((margin * host + on_gpu * CUDA_HOST_BYTES) / (1 << 20))
+    minutes = math.ceil((margin * seconds + SETUP_SECONDS) / 60)
+    request = Request(name, command, on_gpu, max(report.machine.host.cores, 1), mebibytes, minutes, facts)
+    text = slurm(request) if kind == "slurm" else k8s(request, image)
+    if out is None:
+        print(text, end="")
+    else:
+        write_file(out, text)
+
+
+def slurm(request: Request) -> str:
+    """The batch script."""
+    lines = [
+        "#!/bin/bash",
+        *(f"# predicted {key}: {value}" for key, value in request.facts.items()),
+        f"#SBATCH --job-name={request.name}",
+        *(["#SBATCH --gres=gpu:1"] if request.on_gpu else []),
+        f"#SBATCH --cpus-per-task={request.cores}",
+        f"#SBATCH --mem={request.mebibytes}M",
+        f"#SBATCH --time={request.minutes // 60}:{request.minutes % 60:02}:00",
+        "#SBATCH --requeue",
+        "set -eu",
+        shlex.join(request.command),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def k8s(request: Request, image: str) -> str:
+    """The Job, in ``image``."""
+    limits: dict[str, Any] = {"cpu": request.cores, "memory": f"{request.mebibytes}Mi"}
+    limits |= {"nvidia.com/gpu": 1} if request.on_gpu else {}
+    container = {"name": "weft", "image": image, "command": request.command, "resources": {"limits": limits}}
+    pod = {
+        "metadata": {"annotations": request.facts},
+        "spec": {"restartPolicy": "Never", "containers": [container]},
+    }
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": request.name, "annotations": request.facts},
+        "spec": {"backoffLimit": 3, "activeDeadlineSeconds": 60 * request.minutes, "template": pod},
+    }
+    return json.dumps(manifest, indent=2) + "\n"
