@@ -78,6 +78,7 @@ def test_mistakes_are_one_line(words, message, weft):
     assert err.count("\n") == 1
 
 
+@pytest.mark.rest
 def test_ctrl_c_says_how_to_continue_and_resume_does(tmp_path):
     words = ["tune", "search.toml", "--out", "one", "--device", "cpu", "--set", "train.epochs=400", "--trials", "6"]
     process = subprocess.Popen(

@@ -124,12 +124,8 @@ def run(
             out, resume, on_event, progress = None, False, None, False
     options = replace(options, budget=limit)
     with ExitStack() as stack:
-        folder = None
-        if out is not None:
-            path = Path(out)
-            folder = RunFolder(path, extend) if isinstance(work, Task) else None
-            if isinstance(work, Sweep):
-                folder = TunedFolder(path, work, kinds, options) if kinds else SweepFolder(path, work, extend)
+        folder = None if out is None else _folder_of(work, kinds, Path(out), extend, options)
+        if folder is not None:
             if not resume and not overwrite:
                 folder.check_free()
             stack.callback(folder.close)
@@ -142,12 +138,17 @@ def run(
         former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
         journal = [] if folder is None else [folder.journal]
         emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)
-        events = TaskEvents(work.label, emit) if isinstance(work, Task) else None
-        if isinstance(work, Sweep):
-            events = TunedEvents(work, kinds, emit, options.trials or 1) if kinds else SweepEvents(work, emit)
         if kinds:
-            job = TunedJob(work, kinds, target, events, folder, options, control)
-        elif options.ranks == 1:
+            trial_events = TunedEvents(work, kinds, emit, options.trials or 1)
+            return _train(
+                work,
+                TunedJob(work, kinds, target, trial_events, folder, options, control),
+                trial_events,
+                folder,
+                resume,
+            )
+        events = TaskEvents(work.label, emit) if isinstance(work, Task) else SweepEvents(work, emit)
+        if options.ranks == 1:
             job = Job(tasks, target, events, folder, options, control, report)
         else:
             from weft.engine.sharded_job import ShardedJob, train_as_rank
@@ -167,6 +168,13 @@ def run(
             )
             job = ShardedJob(tasks, here, events, folder, options, control, report)
         return _train(work, job, events, folder, resume)
+
+
+def _folder_of(work: Task | Sweep, kinds: list[Task], path: Path, extend: bool, options: RunOptions) -> RunFolder:
+    """The folder of a run of ``work``, of which ``kinds`` are the kinds of trials if it is tuned."""
+    if isinstance(work, Task):
+        return RunFolder(path, extend)
+    return TunedFolder(path, work, kinds, options) if kinds else SweepFolder(path, work, extend)
 
 
 def _check_folder_options(

@@ -480,28 +480,28 @@ class GroupRun:
         epochs = (first + torch.arange(count, device=self.device)).clamp(max=history.shape[1] - 1)
         return history.gather(1, epochs[:, :, None].expand(-1, -1, history.shape[2]))
 
-    def poll(self, since: int = 0) -> list[Update]:
-        """What the device has recorded of every member from epoch ``since`` of the group (counted from 0) on.
+    def poll(self, first: int = 0) -> list[Update]:
+        """What the device has recorded of every member from epoch ``first`` of the group (counted from 0) on.
 
         One read per stack.
         """
         columns = {}
         for stack in self.stacks:
             state = stack.state
-            rows, end = self._rows_from(since, stack).tolist(), state.end.tolist()
+            rows, end = self._rows_from(first, stack).tolist(), state.end.tolist()
             columns[id(stack)] = rows, end, state.best_epoch.tolist(), state.best_score.tolist()
         updates = []
         for member in self.members:
-            dropped, first = member.dropped, max(since - member.begun, 0)
+            dropped, begin = member.dropped, max(first - member.begun, 0)
             if member.row is None:
-                rows = dropped["history"][first : int(dropped["epoch"])].tolist()
+                rows = dropped["history"][begin : int(dropped["epoch"])].tolist()
                 end, best_epoch = int(dropped["end"]), int(dropped["best_epoch"])
                 best_score = float(dropped["best_score"])
             else:
                 rows, end, best_epoch, best_score = (column[member.row] for column in columns[id(member.stack)])
             last = min(end, self.epoch - member.begun)
-            rows = rows[: max(last - first, 0)]  # those past the member's end do not count
-            updates.append(Update(first, tuple(map(tuple, rows)), end, best_epoch, best_score))
+            rows = rows[: max(last - begin, 0)]  # those past the member's end do not count
+            updates.append(Update(begin, tuple(map(tuple, rows)), end, best_epoch, best_score))
         return updates
 
     # ---- ending members ------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def test_a_preempted_run_goes_on_with_the_same_trials_and_numbers(name, tmp_path
     check_same(whole, read)
 
 
+@pytest.mark.rest
 def test_a_killed_run_goes_on_with_the_same_trials_and_numbers(tmp_path):
     whole = search(tmp_path / "whole", "asha")
     child = subprocess.run([sys.executable, "-m", __name__, tmp_path / "two", "3"], check=False)
