@@ -23,9 +23,8 @@ FEWEST, BEST = 10, 5  # completed trials that importances need, and how many of 
 class OptunaTuner(Tuner):
     """Asks ``study`` for every trial, reports to it and tells it how trials end.
 
-    A trial of the study has the name that Weft gives it. A run that is resumed continues the trials that the storage
-    has of it, whatever had become of them: what it has been told already is not told again, and a trial that was pruned
-    ends at the same epoch.
+    A run that is resumed continues the trials that the storage has of it, whatever had become of them: nothing is
+    reported twice, and a trial that was pruned ends at the same epoch.
     """
 
     def __init__(self, study: Any) -> None:

@@ -29,6 +29,7 @@ from weft.engine.events import Broadcast, SweepEvents
 from weft.engine.folder import CALLS, SWEEP, Groups, SweepFolder
 from weft.engine.job import Job
 from weft.engine.loading import read_result
+from weft.engine.optuna_tuner import OptunaTuner
 from weft.engine.process_state import FreeThreads
 from weft.engine.result import FORMAT, Result
 from weft.engine.session import Session, member_of
@@ -309,8 +310,8 @@ class TunedJob(Job):
 
     @property
     def importance(self) -> dict[str, float]:
-        """How much every setting mattered, if the tuner says that."""
-        return self._tuner.importance() if hasattr(self._tuner, "importance") else {}
+        """The settings' shares in what makes trials good, if a study chose them."""
+        return self._tuner.importance() if isinstance(self._tuner, OptunaTuner) else {}
 
     def _report(self, force: bool = False) -> None:
         if self._tasks:  # a tuner may ask for no trial

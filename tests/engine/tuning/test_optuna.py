@@ -168,7 +168,7 @@ def check_whole(study, result):
         assert list(trials[each.name].intermediate_values) == each.history["epoch"]
 
 
-@pytest.mark.parametrize("end", ["preempt", "kill"])
+@pytest.mark.parametrize("end", ["preempt", pytest.param("kill", marks=pytest.mark.rest)])
 def test_a_study_in_a_storage_is_resumed(end, tmp_path):
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=2)
     if end == "kill":
