@@ -35,6 +35,8 @@ LOGGERS = {  # where each writes; in brackets: may be left out
     "parquet": "FILE",
     "logging": "[NAME]",
 }
+MOST_TRIALS = 10_000  # more are a slip of the keyboard
+MAX_MEMBERS = 256  # of a group: beyond, one failure costs too many tasks their group
 TUNERS = ("random", "asha", "hyperband", "halving", "pbt")
 TUNES = ("ask", "report", "stop", "tell")  # what a tuner of the user's own has
 STUDIES = ("ask", "tell", "sampler", "pruner", "directions")  # what a study of Optuna has
@@ -286,9 +288,15 @@ class RunOptions(_Options):
         ),
         described="an object with the methods of weft.Tuner (ask, report, stop and tell), or a study of Optuna",
     )
-    trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)
+    trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1, high=MOST_TRIALS)
     width: int | None = run_option(
-        None, int, "How many trials train at once.", "tune plan", shown="what fills the device and fits", low=1
+        None,
+        int,
+        "How many trials train at once.",
+        "tune plan",
+        shown="what fills the device and fits",
+        low=1,
+        high=MAX_MEMBERS,
     )
     budget: int | None = run_option(
         None,

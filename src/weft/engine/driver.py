@@ -6,7 +6,8 @@ The same records and requests give the same decisions.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,20 @@ def callbacks_of(tasks: Sequence[Task]) -> dict[str, tuple[Callback, ...]]:
                 callback = replace(callback, call=import_from(task.label, "callbacks", callback.call))
             functions[task.label] = (*functions.get(task.label, ()), callback)
     return functions
+
+
+@contextmanager
+def blamed(who: str) -> Iterator[None]:
+    """Turn what code of the user's own raises inside into one sentence, with its line."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"{who} raised {type(error).__name__}: {error} (line {last.lineno} of {last.filename})"
+        ) from error
 
 
 # Decisions come after whole epochs and depend on records alone: ranks that each read their own clock would decide
@@ -80,21 +95,15 @@ class Driver:
 
     def decide(self, progress: Progress, requests: Requests = NOTHING) -> Decision:
         """What to do now that the group is as far as ``progress`` says, given the requests from outside."""
-        trained = self._learn(progress)
+        first, trained = not self._begun, self._learn(progress)
         self._stops = {}
         for member in self._running():
             if requests.cancelled(member.name):
                 self._stop(member, "cancelled", member.epoch)
-        rates: dict[str, float] = {}
-        logged: dict[str, dict[str, float]] = {}
-        if trained or (self.rivals is not None and self._epoch):  # a run that left while it waited asks again
-            self._prune()
-        if trained:
-            self._call_back(rates, logged)
-        drop = self._leaving()
-        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates, "logged": logged}
+        changes = self._changes(first, trained, requests)
+        about: dict[str, Any] = {"stop": tuple(self._stops.values()), **changes}
         was_paused, self._paused = self._paused, False
-        if not self._running():
+        if not self._running() and not changes.get("start"):
             # The state of a lone member that diverged is no longer a number: not worth resuming.
             worth_saving = [member.status for member in self.members] != ["diverged"]
             return Decision(self._epoch, **about, save=worth_saving, finish=True)
@@ -108,16 +117,29 @@ class Driver:
             self._unsaved_seconds = 0.0
         if self._paused:
             return Decision(self._epoch, **about, save=save, pause=True)
-        # Epochs to the next decision: never past one at which a policy is called or members may leave.
+        return Decision(self._epoch, **about, save=save, advance=self._advance(len(changes.get("drop", ()))))
+
+    def _changes(self, first: bool, trained: int, requests: Requests) -> dict[str, Any]:
+        """Fields of the decision, besides members that end: ``first``, or after ``trained`` more epochs."""
+        rates: dict[str, float] = {}
+        logged: dict[str, dict[str, float]] = {}
+        if trained or (self.rivals is not None and self._epoch):  # a run that left while it waited asks again
+            self._prune()
+        if trained:
+            self._call_back(rates, logged)
+        return {"drop": self._leaving(), "rates": rates, "logged": logged}
+
+    def _advance(self, leaving: int) -> int:
+        """Epochs to the next decision: never past one at which a policy is called or members may leave."""
         ends, policy = [self._period], self._policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
         for member in self._running():
             later = (callback.next_after(self._epoch) for callback in self.callbacks.get(member.name, ()))
             ends += [epoch - self._epoch for epoch in later if epoch is not None]
-        if self.device == "cpu" and sum(member.present for member in self.members) - len(drop) > 1:
+        if self.device == "cpu" and sum(member.present for member in self.members) - leaving > 1:
             ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
-        return Decision(self._epoch, **about, save=save, advance=min(ends))
+        return min(ends)
 
     def _learn(self, progress: Progress) -> int:
         """Learn how long epochs take; returns the epochs trained since the last time."""
@@ -180,16 +202,8 @@ class Driver:
             del history["epoch"]
             context = CallbackContext(name, member.epoch, history, self.make_model, self.gradient_norm)
             for callback in due:
-                try:
+                with blamed(f"task {name!r}: callback {name_of(callback.call)}"):
                     callback.call(context)
-                except WeftError:
-                    raise
-                except Exception as error:
-                    last = traceback.extract_tb(error.__traceback__)[-1]
-                    raise ModelError(
-                        f"task {name!r}: callback {name_of(callback.call)} raised {type(error).__name__}: {error} "
-                        f"(line {last.lineno} of {last.filename})"
-                    ) from error
             if context.logged:
                 logged[name] = context.logged
             if ends_now:  # nothing is left to change

@@ -378,7 +378,7 @@ class SweepFolder(RunFolder):
         return self.path / "groups" / key
 
     def of_member(self, name: str) -> Path:
-        return self.path / "tasks" / self._names[name]
+        return self.path / "tasks" / self._names.get(name, name)
 
     def saved_groups(self) -> Groups | None:
         file = self.path / SWEEP
@@ -389,6 +389,7 @@ class SweepFolder(RunFolder):
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             check_format(data, file)
+            self._check_saved(data, file)
             saved, groups = data["tasks"], [(one["key"], Plan.from_dict(one["plan"])) for one in data["groups"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
@@ -410,6 +411,11 @@ class SweepFolder(RunFolder):
             check_same_task(one, task.to_dict(), file)
         return groups
 
+    def _check_saved(self, data: Mapping[str, Any], file: Path) -> None:
+        """Refuse to go on with ``data`` of ``file``; what it has of tasks is checked by itself."""
+        if "tuned" in data:
+            raise SpecError(f"{file}: holds a search; resume it with its {option('tuner')}")
+
     def open(self, afresh: bool) -> None:
         """As :meth:`RunFolder.open`; members that have another name now are written under it."""
         super().open(afresh)
@@ -421,12 +427,16 @@ class SweepFolder(RunFolder):
         data = {
             "format": FORMAT,
             "version": __version__,
-            "sweep": self._sweep.to_dict(),
+            **self._described(),
             "tasks": [task.to_dict() for task in self._sweep],
             "groups": [{"key": key, "plan": plan.to_dict()} for key, plan in groups],
         }
         with self.writing():
             write_json(self.path / SWEEP, data)
+
+    def _described(self) -> dict[str, Any]:
+        """What :meth:`_check_saved` compares a later run with."""
+        return {"sweep": self._sweep.to_dict()}
 
     def save_members(self, results: Sequence[Result]) -> None:
         """Write what the members of a group left behind."""

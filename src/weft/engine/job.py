@@ -40,7 +40,7 @@ from weft.engine.memory import give_back_heap, memory_cap, memory_taken, watch_m
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, Top, copied_weights, model_code
 from weft.engine.run_planner import Progress, RunPlanner, check_here, check_same_groups, other_weights
-from weft.engine.session import Save, Session, members_of
+from weft.engine.session import Session, members_of
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
@@ -85,6 +85,8 @@ class Job:
 
     Trains the groups of ``report``, or plans them. ``groups`` are the plans, each with the key of its checkpoint.
     """
+
+    _session_kind = Session
 
     def __init__(
         self,
@@ -363,7 +365,6 @@ class Job:
         return path
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
-        save = None if self._folder is None else partial(self._save, key)
         divided = self._divide(group)
         index = {task.label: position for position, task in enumerate(group.tasks)}
 
@@ -375,14 +376,11 @@ class Job:
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
         driver.gradient_norm = lambda name: group.gradient_norm(index[name])
         driver.rivals = self._control.rivals
-        session = self._make_session(group, driver, save)
+        session = self._make_session(key, group, driver)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train()
-        if session.left == "interrupted":
-            self._report(force=True)
-            place = None if session.checkpoint is None else session.checkpoint.parent
-            raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
+        self._leave_if_interrupted(session)
         trained = self._results(group, session.members, self._record(key, session, divided))
         self._ended |= {result.name: result for result in trained}
         self._keep(trained)
@@ -399,9 +397,16 @@ class Job:
             self.not_written = error
             self._events.note(str(error))
 
-    def _make_session(self, group: GroupRun, driver: Driver, save: Save | None) -> Session:
-        threads = FreeThreads(self._began) if self._device.type == "cpu" else None
-        return Session(group, driver, self._events, save, self._control, threads)
+    def _make_session(self, key: str, group: GroupRun, driver: Driver) -> Session:
+        save = None if self._folder is None else partial(self._save, key)
+        threads = FreeThreads(self._began) if self._device.type == "cpu" and self._options.ranks == 1 else None
+        return self._session_kind(group, driver, self._events, save, self._control, threads)
+
+    def _leave_if_interrupted(self, session: Session) -> None:
+        if session.left == "interrupted":
+            self._report(force=True)
+            place = None if session.checkpoint is None else session.checkpoint.parent
+            raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
 
     def _record(self, key: str, session: Session, divided: dict[str, Any]) -> Plan:
         """What results hold of a group that has trained: its plan, how it really ran, and what it took."""

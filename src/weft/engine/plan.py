@@ -29,7 +29,7 @@ from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimato
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
-from weft.engine.tuned_plan import TrialBounds, check_tuner, most_epochs, tuned_group
+from weft.engine.tuned_plan import TrialPlanner, check_tuner, most_epochs
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import (
     ShardingEstimate,
@@ -108,7 +108,7 @@ def _tuned(work: object, machine: Given, label: str, options: RunOptions) -> Pla
     there = find_machine(machine)
     room = there.memory_bytes if options.budget is None else options.budget
     estimator = Estimator(there, load_calibration(there))
-    tasks, plan, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
+    tasks, plan, estimate = TrialPlanner(kinds, estimator, room, options).group()
     report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
     (group,) = report.groups
     return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))

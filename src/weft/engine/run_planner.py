@@ -31,7 +31,7 @@ from weft.engine.learning import keep, label_of
 from weft.engine.machine import choose_device, load_calibration, machine_with
 from weft.engine.memory import room
 from weft.engine.plan import report_on
-from weft.engine.tuned_plan import TrialBounds, stacks_of, tuned_group
+from weft.engine.tuned_plan import TrialPlanner
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key
 from weft.planner.cost.calibration import Observation
@@ -39,7 +39,6 @@ from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.limits import GroupLimits
-from weft.planner.grouping.trials import TrialStack
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
@@ -121,19 +120,9 @@ class RunPlanner:
         position = {task.label: index for index, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: position[plan.members[0]])
 
-    def bounds(self, kinds: Sequence[Task]) -> TrialBounds:
-        """What these kinds of trials of a tuned run need by themselves, of what there is."""
-        return TrialBounds(kinds, self._estimator, self.room)
-
-    def tuned(self, bounds: TrialBounds) -> tuple[list[Task], Plan]:
-        """The rows of a tuned run as tasks, and their plan."""
-        with seeded(bounds.fitting[0].seed, self._device):
-            tasks, plan, _ = tuned_group(bounds, self._options)
-        return tasks, with_reason(plan, {task.label: task for task in tasks}, bounds.room)
-
-    def stacks(self, bounds: TrialBounds) -> list[TrialStack]:
-        """The stacks of a tuned run."""
-        return stacks_of(bounds, self._options)
+    def for_trials(self, kinds: Sequence[Task]) -> TrialPlanner:
+        """The planner of a tuned run with these kinds of trials."""
+        return TrialPlanner(kinds, self._estimator, self.room, self._options)
 
     def _faults(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Why tasks with a user's module cannot be predicted, by their labels; they may train all the same."""

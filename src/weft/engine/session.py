@@ -23,7 +23,6 @@ from weft.engine.driver import Driver
 from weft.engine.errors import clear_errors
 from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
-from weft.engine.tuned_driver import TunedDriver
 from weft.runtime.group import GroupRun
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
@@ -41,7 +40,7 @@ class Session:
     def __init__(
         self,
         group: GroupRun,
-        driver: Driver | TunedDriver,
+        driver: Driver,
         events: EventSource,
         save: Save | None = None,
         control: Control | None = None,
@@ -79,15 +78,20 @@ class Session:
         self.group.restore(tensors)
         saved = about.get("members", [{}] * len(self.members))
         for index, (member, former, update) in enumerate(zip(self.members, saved, self.group.poll(0), strict=True)):
+            if not member.running:  # a row without a trial
+                continue
             member.seconds = float(former.get("seconds", 0.0))
             member.logged = {name: list(map(tuple, pairs)) for name, pairs in former.get("logged", {}).items()}
             self._take(index, update)
             if former.get("status", RUNNING) != RUNNING:
                 del member.rows[int(former["epoch"]) :]
                 member.status, member.message = former["status"], former.get("message", "")
-        self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
+        self._events.note(f"resumed after epoch {self.group.epoch}{self._of_how_many()}")
         self._events.rows(self.members)
         self._emit_ended()
+
+    def _of_how_many(self) -> str:
+        return f" of {self.group.epochs}"
 
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""

@@ -39,7 +39,7 @@ from weft.engine.job import Job
 from weft.engine.machine import machine_of
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result
-from weft.engine.session import Save, Session
+from weft.engine.session import Session
 from weft.graph.graph import Graph
 from weft.ops.sharded.sharded_spmm import ShardedLaunch
 from weft.planner.kernel_tuner import (
@@ -170,6 +170,8 @@ class SharedSession(Session):
 class ShardedJob(Job):
     """``tasks`` over ``ranks``; ``folder`` and the events of ranks other than 0 go nowhere."""
 
+    _session_kind = SharedSession
+
     def __init__(
         self,
         tasks: Sequence[Task],
@@ -270,8 +272,9 @@ class ShardedJob(Job):
         source_for(task)  # refuses what no sampled training can do
         return ShardedSampling(self._ranks, tuple(task.fanouts), task.batch, task.batch_seed)
 
-    def _make_session(self, group: GroupRun, driver: Driver, save: Save | None) -> Session:
-        session = SharedSession(group, driver, self._events, save, self._control)
+    def _make_session(self, key: str, group: GroupRun, driver: Driver) -> Session:
+        session = super()._make_session(key, group, driver)
+        assert isinstance(session, SharedSession)
         session.ranks = self._ranks
         return session
 

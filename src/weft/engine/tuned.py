@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,25 +14,22 @@ import torch
 
 from weft.core.decision import RUNNING, Decision, Start
 from weft.core.errors import SpecError, WeftError
-from weft.core.files import write_json
 from weft.core.member import Member
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
-from weft.core.version import __version__
 from weft.core.wording import option
-from weft.engine.control import Control, Interrupted
+from weft.engine.control import Control
 from weft.engine.events import Broadcast, SweepEvents
-from weft.engine.folder import CALLS, SWEEP, Groups, SweepFolder
+from weft.engine.folder import CALLS, Groups, SweepFolder
 from weft.engine.job import Job
 from weft.engine.loading import read_result
 from weft.engine.optuna_tuner import OptunaTuner
-from weft.engine.process_state import FreeThreads
-from weft.engine.result import FORMAT, Result
+from weft.engine.result import Result
 from weft.engine.session import Session, member_of
 from weft.engine.tuned_driver import WAITING, Trial, TunedDriver, score_column
-from weft.engine.tuned_plan import description, rows_of, search_of, tuner_of
+from weft.engine.tuned_plan import description, tuner_of
 from weft.planner.grouping.trials import one_of_each
 from weft.runtime.checkpoint import Checkpoint, read_checkpoint
 from weft.runtime.group import GroupRun
@@ -79,39 +74,22 @@ class TunedFolder(SweepFolder):
         self._about = json.loads(json.dumps({"sweep": sweep.to_dict(), **described}, default=str))
 
     def saved_groups(self) -> Groups | None:
-        """The group to go on with; refuses the run of another sweep or tuner."""
-        file = self.path / SWEEP
-        if not file.exists() or not self.has_checkpoint("1"):
-            return None
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            former, groups = data["tuned"], [(one["key"], Plan.from_dict(one["plan"])) for one in data["groups"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SpecError(
-                f"{file}: holds no tuned sweep, or is damaged ({error}); remove it to start afresh"
-            ) from None
+        """The group to go on with, if there is a checkpoint of it."""
+        groups = super().saved_groups()
+        return groups if self.has_checkpoint("1") else None
+
+    def _described(self) -> dict[str, Any]:
+        return {"tuned": self._about}
+
+    def _check_saved(self, data: Mapping[str, Any], file: Path) -> None:
+        former = data.get("tuned", {})
         for name, value in self._about.items():
-            if former.get(name) != value:
+            if (before := former.get(name)) != value:
+                shown = f" ({before})" if isinstance(before, int) else ""
                 raise SpecError(
-                    f"{file}: was tuned with another {name}; resume with the same, or choose another {option('out')}"
+                    f"{file}: was {'tuned' if former else 'trained'} with another {name}{shown}; resume with the same, "
+                    f"or choose another {option('out')}"
                 )
-        return groups
-
-    def save_groups(self, groups: Groups) -> None:
-        data = {
-            "format": FORMAT,
-            "version": __version__,
-            "tuned": self._about,
-            "tasks": [task.to_dict() for task in self._sweep],
-            "groups": [{"key": key, "plan": plan.to_dict()} for key, plan in groups],
-        }
-        with self.writing():
-            write_json(self.path / SWEEP, data)
-
-    def save_members(self, results: Sequence[Result]) -> None:
-        with self.writing():
-            for result in results:
-                result.write(self.path / "tasks" / result.name)
 
     def save_calls(self, lines: Sequence[str]) -> None:
         """Append the calls of the tuner that are not written yet, before the checkpoint that counts them."""
@@ -151,28 +129,21 @@ class TunedSession(Session):
 
     def resume(self, tensors: dict[str, Any], about: dict[str, Any]) -> None:
         """Continue from a checkpoint: every row with the trial that it had."""
-        driver, group = self._driver, self.group
+        driver, rows = self._driver, about["rows"]
         assert isinstance(driver, TunedDriver)
-        for row, name in enumerate(about["rows"]):
-            if name in driver.trials:
-                group.fill(row, driver.trials[name].task)
-        group.restore(tensors)
-        for member in group.members:
-            member.begun = group.epoch - int(member.tensor("epoch"))
-        updates = zip(about["rows"], about["members"], group.poll(0), strict=True)
-        for row, (name, former, update) in enumerate(updates):
-            if name not in driver.trials:
-                continue
-            self.members[row] = member = replace(member_of(group, row), seconds=float(former["seconds"]))
-            self._index[name] = row
-            self._take(row, update)
-            member.status, member.message = former["status"], former["message"]
-            del member.rows[int(former["epoch"]) :]
-            if member.status == RUNNING:
-                self.began(row, member)
-        self._running = [member for member in self.members if member.running]
-        driver.take_up(group.epoch)
-        self._events.note(f"resumed after epoch {group.epoch}, with {len(self._running)} trials under way")
+        trials = {row: driver.trials[name].task for row, name in enumerate(rows) if name in driver.trials}
+        for row, task in trials.items():
+            self.group.fill(row, task)
+            self.members[row] = member_of(self.group, row)
+            self._index[task.label] = row
+            if about["members"][row]["status"] == RUNNING:  # of others there are results
+                self._running.append(self.members[row])
+                self.began(row, self.members[row])
+        super().resume(tensors, about)
+        driver.take_up(self.group.epoch)
+
+    def _of_how_many(self) -> str:
+        return f", with {sum(member.running for member in self.members)} trials under way"
 
     def apply(self, decision: Decision) -> None:
         """As of any session; a row without a trial is no end."""
@@ -194,6 +165,8 @@ class TunedSession(Session):
 class TunedJob(Job):
     """The trials of ``sweep`` that a tuner chooses; ``kinds``: a task of every kind that there may be."""
 
+    _session_kind = TunedSession
+
     def __init__(
         self,
         sweep: Sweep,
@@ -211,19 +184,18 @@ class TunedJob(Job):
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         """One group of rows, as planned now or before."""
-        self._bounds = self._planner.bounds(self._kinds)
-        self._stacks = self._planner.stacks(self._bounds)
+        self._trial_planner = planner = self._planner.for_trials(self._kinds)
         if saved:
             ((key, plan),) = saved
             counts = [len(members) for members in plan.stack_members]
-            if len(counts) != len(self._stacks):
+            if len(counts) != len(planner.stacks):
                 raise SpecError(
-                    f"the run had {len(counts)} stacks of trials, and its sweep makes {len(self._stacks)} here; resume "
-                    "it on the machine that it began on, or start afresh"
+                    f"the run had {len(counts)} stacks of trials, and its sweep makes {len(planner.stacks)} here; "
+                    "resume it on the machine that it began on, or start afresh"
                 )
-            tasks = rows_of(self._stacks, counts)
+            tasks = planner.rows(counts)
         else:
-            key, (tasks, plan) = "1", self._planner.tuned(self._bounds)
+            key, (tasks, plan, _) = "1", planner.group()
         self._tasks = {task.label: task for task in tasks}
         return [(key, plan)]
 
@@ -239,20 +211,23 @@ class TunedJob(Job):
         return super()._save(key, group, {**about, **self._driver.about()})
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
-        rows, plan = list(self._tasks.values()), group.plan
-        stacks = {row: index for index, members in enumerate(plan.stack_members) for row in members}
-        search = search_of(self._sweep, self._bounds, rows, self._options.trials or 1)
+        rows, planner = list(self._tasks.values()), self._trial_planner
         run = "" if self._folder is None else self._tuned_events.run
-        search = replace(search, metric=score_column(member_of(group, 0)), run=run)
-        if hasattr(self._tuner, "begin"):  # which may set how often it is called
-            self._tuner.begin(search)
-        stack_of_row = [stacks[row] for row in range(len(rows))]
-        every = self._options.checkpoint_every
-        self._driver = TunedDriver(self._tuner, self._sweep, self._stacks, stack_of_row, search, every)
-        self._driver.members = [Member(task.label, 0, status=WAITING) for task in rows]
+        search = planner.search(self._sweep, rows, score_column(member_of(group, 0)), run)
+        self._driver = driver = TunedDriver(
+            [Member(task.label, 0, status=WAITING) for task in rows],
+            self._options,
+            tuner=self._tuner,
+            sweep=self._sweep,
+            stacks=planner.stacks,
+            stack_of_row=[index for index, members in enumerate(group.plan.stack_members) for _ in members],
+            search=search,
+        )
         self._tasks = {}
         group.open_rows()
-        session = self._make_tuned_session(key, group)
+        session = self._make_session(key, group, driver)
+        assert isinstance(session, TunedSession)
+        session.began, session.ended = self._note_trial, partial(self._keep_trial, group)
         if checkpoint is not None:
             self._resume(session, checkpoint)
         resumable = self._folder is not None
@@ -260,23 +235,12 @@ class TunedJob(Job):
             session.train()
             resumable = resumable and bool(session.left)
         finally:
-            if hasattr(self._tuner, "end"):
-                self._tuner.end(resumable)
-        if session.left == "interrupted":
-            self._report(force=True)
-            place = None if session.checkpoint is None else session.checkpoint.parent
-            raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
+            driver.end(resumable)
+        self._leave_if_interrupted(session)
         for row, member in enumerate(session.members):
             if member.status == "preempted":
                 self._keep_trial(group, row, member)
         self._record(key, session, {})
-
-    def _make_tuned_session(self, key: str, group: GroupRun) -> TunedSession:
-        save = None if self._folder is None else partial(self._save, key)
-        threads = FreeThreads(self._began) if self._device.type == "cpu" else None
-        session = TunedSession(group, self._driver, self._events, save, self._control, threads)
-        session.began, session.ended = self._note_trial, partial(self._keep_trial, group)
-        return session
 
     def _resume(self, session: TunedSession, checkpoint: Checkpoint) -> None:
         """Call the tuner as before, read the trials that have ended, and continue those in the rows."""

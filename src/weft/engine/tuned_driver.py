@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.core.decision import Decision, Progress, Requests, Start, Stop
+from weft.core.decision import Requests, Start, Stop
 from weft.core.errors import DoesNotFitError, SpecError, WeftError
 from weft.core.member import Member
-from weft.core.settings import lower_is_better
+from weft.core.settings import Rule, lower_is_better
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.driver import NOTHING
+from weft.engine.driver import Driver, blamed
 from weft.planner.grouping.trials import TrialStack, stack_for
 from weft.planner.tuning import PARENT, SCORE, Search, trial_name
 
@@ -43,7 +43,7 @@ class Trial:
 
 
 @dataclass
-class TunedDriver:
+class TunedDriver(Driver):
     """Decides what a session of rows does next, for ``tuner``.
 
     ``members`` has a member per row, of stack ``stack_of_row``. ``trials``: those that were asked for, by name;
@@ -52,13 +52,11 @@ class TunedDriver:
     into the memory; ``waiting``: those without a free row.
     """
 
-    tuner: Any
-    sweep: Sweep
-    stacks: Sequence[TrialStack]
-    stack_of_row: Sequence[int]
-    search: Search
-    checkpoint_every: float
-    members: list[Member] = field(default_factory=list)
+    tuner: Any = None
+    sweep: Sweep = field(kw_only=True)
+    stacks: Sequence[TrialStack] = ()
+    stack_of_row: Sequence[int] = ()
+    search: Search = field(kw_only=True)
     trials: dict[str, Trial] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -66,65 +64,44 @@ class TunedDriver:
     waiting: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.every = max(1, int(getattr(self.tuner, "every", 1)))
-        self._epoch, self._begun, self._counted = 0, False, 0
-        self._unsaved_seconds, self._paused = 0.0, False
+        super().__post_init__()
+        self._who = f"tuner {type(self.tuner).__name__}"
+        if hasattr(self.tuner, "begin"):  # which may set how often it is called
+            self._answer("begin", self.search)
+        every = Rule(int, low=1).check("tuner: ", "every", getattr(self.tuner, "every", 1))
+        # All rows evaluate in the same epochs of the group if trials begin at multiples of eval_every.
+        step = min(stack.widest.eval_every for stack in self.stacks)
+        self.every = every if self.search.epochs % step else max(every // step, 1) * step
+        self._counted = 0
         self._reported: dict[str, int] = {}  # epochs of running trials that the tuner knows
-        self._running: set[str] = set()  # trials of which the tuner does not know that they have ended
-        self._stops: dict[str, Stop] = {}
+        self._open: set[str] = set()  # trials of which the tuner does not know that they have ended
 
     # ---- deciding ------------------------------------------------------------------------------------
 
-    def decide(self, progress: Progress, requests: Requests = NOTHING) -> Decision:
-        """What to do now that the group is as far as ``progress`` says, given the requests from outside."""
-        trained = progress.epochs - self._epoch if self._begun else 0
-        call = trained > 0 or not self._begun
-        self._begun, self._epoch, self._stops = True, progress.epochs, {}
-        self._unsaved_seconds += progress.seconds + progress.prepare_seconds
-        for member in self.members:
-            if member.running and requests.cancelled(member.name):
-                self._stop(member, "cancelled")
-        start = self._call() if call and not requests.cancel_all else {}
-        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "start": start}
-        was_paused, self._paused = self._paused, False
-        if not start and not any(self._runs(member) for member in self.members):
-            return Decision(self._epoch, **about, save=True, finish=True)
-        if requests.interrupt or requests.preempt:
-            reason = "interrupted" if requests.interrupt else "preempted"
-            return Decision(self._epoch, **about, save=True, finish=True, reason=reason)
-        save = trained > 0 and self._unsaved_seconds >= self.checkpoint_every
-        if requests.pause:
-            self._paused, save = True, not was_paused or bool(self._stops)
-        if save:
-            self._unsaved_seconds = 0.0
-        advance = 0 if self._paused else self.every - self._epoch % self.every
-        return Decision(self._epoch, **about, save=save, pause=self._paused, advance=advance)
+    def _changes(self, first: bool, trained: int, requests: Requests) -> dict[str, Any]:
+        return {"start": self._call() if (first or trained) and not requests.cancel_all else {}}
 
-    def _runs(self, member: Member) -> bool:
-        return member.running and member.name not in self._stops
-
-    def _stop(self, member: Member, status: str) -> None:
-        # What a tuner ends is no news: a line for each would hide those that are.
-        message = "" if status == "pruned" else f"task {member.name!r}: {status} after epoch {member.epoch}"
-        self._stops[member.name] = Stop(member.name, status, message)
+    def _advance(self, leaving: int) -> int:
+        return self.every - self._epoch % self.every
 
     # ---- calling the tuner ---------------------------------------------------------------------------
 
     def _call(self) -> dict[int, Start]:
         """Tell the tuner what came of its trials, end those that it does not want, and begin others; by their rows."""
         for member in self.members:
-            if member.name in self._running:
+            if member.name in self._open:
                 self._report(member)
         for member in self.members:
-            if member.name in self._running and not self._runs(member):
+            if member.name in self._open and not self._runs(member):
                 stop = self._stops.get(member.name)
                 self._tell(member, member.status if stop is None else stop.status)
         by_name = {member.name: member for member in self.members if self._runs(member)}
         for name in self._stopped():
             if name not in by_name:
                 raise SpecError(f"tuner: stop() returned {name!r}; expected names of running trials")
-            if name in self._running:
-                self._stop(by_name[name], "pruned")
+            if name in self._open:
+                # No message: a line for each that a tuner ends would hide those that are news.
+                self._stops[name] = Stop(name, "pruned")
                 self._tell(by_name[name], "pruned")
         return self._begin()
 
@@ -143,10 +120,10 @@ class TunedDriver:
         metrics = {key: value for key, value in member.metrics().items() if not key.startswith("seconds")}
         summary = {"status": status, "epochs": member.epoch, SCORE: max(scores, default=None), "metrics": metrics}
         self._note("tell", member.name, summary)
-        self._running.discard(member.name)
+        self._open.discard(member.name)
 
     def _stopped(self) -> list[str]:
-        names = self.tuner.stop()
+        names = self._answer("stop")
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise SpecError(f"tuner: stop() returned {names!r}; expected a list of names of running trials")
         listed = list(names)
@@ -154,7 +131,7 @@ class TunedDriver:
         return listed
 
     def _ask(self, count: int) -> list[dict[str, Any]]:
-        asked = self.tuner.ask(count)
+        asked = self._answer("ask", count)
         listed = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, (str, Mapping)) else None
         if listed is None or not all(isinstance(settings, Mapping) for settings in listed) or len(listed) > count:
             raise SpecError(
@@ -165,8 +142,18 @@ class TunedDriver:
 
     def _note(self, method: str, *arguments: Any) -> None:
         """Call a method of the tuner that answers nothing."""
-        getattr(self.tuner, method)(*arguments)
+        self._answer(method, *arguments)
         self._write(method, *arguments)
+
+    def _answer(self, method: str, *arguments: Any) -> Any:
+        with blamed(f"{self._who}: {method}()"):
+            answer = getattr(self.tuner, method)(*arguments)
+            return list(answer) if isinstance(answer, Iterator) else answer
+
+    def end(self, resumable: bool) -> None:
+        """Tell a tuner that wants to know that the run ends."""
+        if hasattr(self.tuner, "end"):
+            self._answer("end", resumable)
 
     def _write(self, method: str, *arguments: Any) -> None:
         self.journal.append(json.dumps([method, *arguments], default=str))
@@ -240,7 +227,7 @@ class TunedDriver:
             start[row] = Start(trial.task, None if trial.parent is None else rows[trial.parent])
             self.waiting.remove(name)
             self._reported[name] = trial.begun
-            self._running.add(name)
+            self._open.add(name)
 
     # ---- saving and resuming -------------------------------------------------------------------------
 
@@ -277,10 +264,10 @@ class TunedDriver:
                 same = True
             if not same:
                 raise SpecError(
-                    f"tuner {type(self.tuner).__name__} answers otherwise than before when it is called in the same "
+                    f"{self._who} answers otherwise than before when it is called in the same "
                     "way, so its run cannot be resumed; start afresh with overwrite"
                 )
         for name, epoch in begun.items():
             self.trials[name].begun = epoch
-        self._running = {name for name in rows if name in self.trials and name not in ended}
+        self._open = {name for name in rows if name in self.trials and name not in ended}
         self.waiting = [name for name in self.trials if name not in ended and name not in rows]

@@ -7,12 +7,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from inspect import signature
+from itertools import accumulate
 from typing import Any
 
 from weft.core.errors import DoesNotFitError, SpecError
 from weft.core.plan import Plan
-from weft.core.run_options import RunOptions
+from weft.core.run_options import MAX_MEMBERS, RunOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -20,7 +22,7 @@ from weft.core.wording import option
 from weft.engine.estimator import Estimate, Estimator
 from weft.engine.optuna_tuner import OptunaTuner
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, fitting_size
+from weft.planner.grouping.limits import GroupLimits, fitting_size
 from weft.planner.grouping.trials import TrialStack, check_tunable, each_kind, stack_for, trial_stacks
 from weft.planner.tuning import BUILT_IN, Search, Tuner
 
@@ -66,21 +68,16 @@ def description(tuner: Any) -> dict[str, Any]:
     return {"name": type(tuner).__name__, **{k: v for k, v in plain.items() if isinstance(v, (int, float, str))}}
 
 
-def rows_of(stacks: Sequence[TrialStack], counts: Sequence[int]) -> list[Task]:
-    """A task for every row of ``stacks``, of which each has as many as ``counts`` says."""
-    tasks = [stack.widest for stack, count in zip(stacks, counts, strict=True) for _ in range(count)]
-    return [task.with_values(name=f"row-{row:03d}") for row, task in enumerate(tasks)]
+class TrialPlanner:
+    """Plans the rows of a tuned run of ``kinds`` of trials, and predicts what each needs of the ``room`` that there is.
 
-
-class TrialBounds:
-    """Predicted bytes of ``kinds`` of trials, each by itself, of the ``room`` that there is.
-
-    Wider trials of one structure need no less. ``fitting``: the kinds that fit; others are not tried.
+    Wider trials of one structure need no less. Only kinds that fit by themselves are planned for.
     """
 
-    def __init__(self, kinds: Sequence[Task], estimator: Estimator, room: int) -> None:
-        self.estimator, self.room, machine = estimator, room, estimator.machine
-        self.limits = GroupLimits(estimator.stats(kinds[0]), machine.device, machine, budget=room)
+    def __init__(self, kinds: Sequence[Task], estimator: Estimator, room: int, options: RunOptions) -> None:
+        self._estimator, self._room, self._options = estimator, room, options
+        machine = estimator.machine
+        self._limits = GroupLimits(estimator.stats(kinds[0]), machine.device, machine, budget=room)
         self._kinds = each_kind(kinds)
         alike: dict[Any, list[TrialStack]] = {}
         for kind in self._kinds:
@@ -88,8 +85,8 @@ class TrialBounds:
         # A dry run takes 0.1 to 0.3 s: of a structure with very many widths only some are needed.
         few = [each[: bisect_right(each, room, key=self._bytes)] for each in alike.values()]
         names = {kind.widest.label for each in few for kind in each}
-        self.fitting = [kind for kind in kinds if kind.label in names]
-        if not self.fitting:
+        self._fitting = [kind for kind in kinds if kind.label in names]
+        if not self._fitting:
             need = min(self._bytes(each[0]) for each in alike.values())
             raise DoesNotFitError(
                 f"no trial of this space fits: the smallest needs {show_bytes(need)} ({need:,} bytes) of "
@@ -97,98 +94,96 @@ class TrialBounds:
             )
 
     def _bytes(self, kind: TrialStack) -> int:
-        most = self.limits.most_bytes([kind.widest])  # without a dry run
-        return most if most <= self.room else self.estimator.alone(kind.widest).cost.total_bytes
+        """Bytes of a trial by itself, with every number at its most."""
+        most = self._limits.most_bytes([kind.widest])  # without a dry run
+        return most if most <= self._room else self._estimator.alone(kind.widest).cost.total_bytes
 
-    def need(self, task: Task) -> int:
-        """Bytes of a trial, with every number at its most."""
-        return self._bytes(self._kinds[stack_for(task, self._kinds)])
+    @cached_property
+    def stacks(self) -> list[TrialStack]:
+        """The stacks, as many as there are rows at most, if padding makes them so few.
 
-
-def stacks_of(bounds: TrialBounds, options: RunOptions) -> list[TrialStack]:
-    """The stacks of a tuned run, as many as there are rows at most, if padding makes them so few.
-
-    Only one for a tuner that copies trials, whose rows must all fit each other.
-    """
-    rows = min(options.width or MAX_MEMBERS, options.trials or 1)
-    copies = bool(getattr(tuner_of(options), "copies", False))
-    stacks = trial_stacks(bounds.fitting, bounds.limits, together=copies)
-    if not copies and len(stacks) > rows:
-        stacks = trial_stacks(bounds.fitting, bounds.limits, together=True)
-    if copies and len(stacks) > 1:
-        raise SpecError(
-            f"the tuner copies weights from one trial to another, and the space has {len(stacks)} structures or widths "
-            "that cannot be padded; give one structure, or another tuner"
-        )
-    return stacks
-
-
-def tuned_group(bounds: TrialBounds, options: RunOptions) -> tuple[list[Task], Plan, Estimate]:
-    """The rows of a tuned run as tasks, their plan with the reason for their number, and its estimate."""
-    estimator, limits, room = bounds.estimator, bounds.limits, bounds.room
-    stacks, trials = stacks_of(bounds, options), options.trials or 1
-    least = len(stacks)
-    width = options.width or min(MAX_MEMBERS, sum(fitting_size(stack.widest, limits).tasks for stack in stacks))
-    width = max(min(width, trials), 1)
-    if width < least:
-        raise SpecError(
-            f"the space has {least} structures, each with a stack of its own, and only {width} trials train at once; "
-            f"give {option('width')} and {option('trials')} of at least {least}, or fewer structures"
-        )
-    while True:
-        counts = [width // least + (index < width % least) for index in range(least)]
-        tasks = rows_of(stacks, counts)
-        plan = _plan(tasks, counts, estimator)
-        estimate = estimator.together(tasks, plan)
-        need = estimate.cost.total_bytes
-        if need <= room:
-            break
-        if options.width is not None or width == least:
-            raise DoesNotFitError(
-                f"width={width} needs {show_bytes(need)} ({need:,} bytes) of {show_bytes(room)}; "
-                + ("give a lower width" if width > least else "train narrower models, or raise the budget")
+        Only one for a tuner that copies trials, whose rows must all fit each other.
+        """
+        rows = min(self._options.width or MAX_MEMBERS, self._options.trials or 1)
+        copies = bool(getattr(tuner_of(self._options), "copies", False))
+        stacks = trial_stacks(self._fitting, self._limits, together=copies)
+        if not copies and len(stacks) > rows:
+            stacks = trial_stacks(self._fitting, self._limits, together=True)
+        if copies and len(stacks) > 1:
+            raise SpecError(
+                f"the tuner copies weights from one trial to another, and the space has {len(stacks)} structures or "
+                "widths that cannot be padded; give one structure, or another tuner"
             )
-        width = max(least, min(width - 1, int(width * room / need)))
-    longest, most = max(task.epochs for task in tasks), most_epochs(tasks, options)
-    seconds = most * estimate.cost.epoch_seconds
-    why = (
-        f"tuned: {trials} trials by {description(tuner_of(options))['name']} in {width} row{'s' * (width > 1)} of "
-        f"{least} stack{'s' * (least > 1)}, planned for the widest; at most {trials * longest:,} epochs of trials, "
-        f"about {most:,} of the stacks and {seconds:.3g} s: trials that end early make room for others"
-    )
-    widths = tuple(dict.fromkeys(reason for stack in stacks for reason in stack.why))
-    plan = replace(plan, why=(why, *widths, *plan.why), cost=estimate.cost.to_dict(), weights=estimate.weights)
-    return tasks, plan, estimate
+        return stacks
+
+    def rows(self, counts: Sequence[int]) -> list[Task]:
+        """A task for every row of the stacks, of which each has as many as ``counts`` says."""
+        tasks = [stack.widest for stack, count in zip(self.stacks, counts, strict=True) for _ in range(count)]
+        return [task.with_values(name=f"row-{row:03d}") for row, task in enumerate(tasks)]
+
+    def group(self) -> tuple[list[Task], Plan, Estimate]:
+        """The rows as tasks, their plan with the reason for their number, and its estimate."""
+        stacks, room, options, trials = self.stacks, self._room, self._options, self._options.trials or 1
+        least = len(stacks)
+        width = options.width or sum(fitting_size(stack.widest, self._limits).tasks for stack in stacks)
+        width = min(width, MAX_MEMBERS, trials)
+        if width < least:
+            raise SpecError(
+                f"the space has {least} structures, each with a stack of its own, and only {width} trials train at "
+                f"once; give {option('width')} and {option('trials')} of at least {least}, or fewer structures"
+            )
+        while True:
+            counts = [width // least + (index < width % least) for index in range(least)]
+            tasks = self.rows(counts)
+            plan = self._plan(tasks, counts)
+            estimate = self._estimator.together(tasks, plan)
+            need = estimate.cost.total_bytes
+            if need <= room:
+                break
+            if options.width is not None or width == least:
+                raise DoesNotFitError(
+                    f"width={width} needs {show_bytes(need)} ({need:,} bytes) of {show_bytes(room)}; "
+                    + ("give a lower width" if width > least else "train narrower models, or raise the budget")
+                )
+            width = max(least, min(width - 1, int(width * room / need)))
+        longest, most = max(task.epochs for task in tasks), most_epochs(tasks, options)
+        seconds = most * estimate.cost.epoch_seconds
+        why = (
+            f"tuned: {trials} trials by {description(tuner_of(options))['name']} in {width} row{'s' * (width > 1)} of "
+            f"{least} stack{'s' * (least > 1)}, planned for the widest; at most {trials * longest:,} epochs of trials, "
+            f"about {most:,} of the stacks and {seconds:.3g} s: trials that end early make room for others"
+        )
+        widths = tuple(dict.fromkeys(reason for stack in stacks for reason in stack.why))
+        plan = replace(plan, why=(why, *widths, *plan.why), cost=estimate.cost.to_dict(), weights=estimate.weights)
+        return tasks, plan, estimate
+
+    def _plan(self, tasks: Sequence[Task], counts: Sequence[int]) -> Plan:
+        """One group of ``tasks``, of which ``counts`` in turn are a stack each."""
+        machine = self._estimator.machine
+        plan = plan_as_one_group(tasks, self._estimator.stats(tasks[0]), machine.device, machine)
+        ends = list(accumulate(counts))
+        stacks = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
+        several = "concurrent" if machine.device == "cuda" else "in turn"
+        join = several if len(stacks) > 1 else "stacked" if len(tasks) > 1 else "solo"
+        plain = tuple(why for why in plan.why if "tasks stacked" not in why)  # of the rows, which are no tasks
+        return replace(plan, join=join, stacks=stacks if len(stacks) > 1 else (), why=plain)
+
+    def search(self, sweep: Sweep, tasks: Sequence[Task], metric: str, run: str) -> Search:
+        """What the tuner of ``sweep`` chooses in; ``tasks``: the rows."""
+
+        def need(settings: Any) -> int:
+            return self._bytes(self._kinds[stack_for(sweep.trial(settings, "trial"), self._kinds)])
+
+        def possible(settings: Any) -> bool:
+            try:
+                return need(settings) <= self._room
+            except SpecError:
+                return False
+
+        epochs, trials = max(task.epochs for task in tasks), self._options.trials or 1
+        return Search(sweep.space(), trials, epochs, len(tasks), possible, metric, need, self._room, run)
 
 
 def most_epochs(tasks: Sequence[Task], options: RunOptions) -> int:
     """Epochs of the rows ``tasks`` if no trial ended early."""
     return math.ceil((options.trials or 1) / len(tasks)) * max(task.epochs for task in tasks)
-
-
-def _plan(tasks: Sequence[Task], counts: Sequence[int], estimator: Estimator) -> Plan:
-    """One group of ``tasks``, of which ``counts`` in turn are a stack each."""
-    device = estimator.machine.device
-    plan = plan_as_one_group(tasks, estimator.stats(tasks[0]), device, estimator.machine)
-    starts = [sum(counts[:index]) for index in range(len(counts))]
-    stacks = tuple(tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True))
-    several = "concurrent" if device == "cuda" else "in turn"
-    join = several if len(stacks) > 1 else "stacked" if len(tasks) > 1 else "solo"
-    plain = tuple(why for why in plan.why if "tasks stacked" not in why)  # of the rows, which are no tasks
-    return replace(plan, join=join, stacks=stacks if len(stacks) > 1 else (), why=plain)
-
-
-def search_of(sweep: Sweep, bounds: TrialBounds, tasks: Sequence[Task], trials: int) -> Search:
-    """What the tuner of ``sweep`` chooses in; ``tasks``: the rows."""
-
-    def need(settings: Any) -> int:
-        return bounds.need(sweep.trial(settings, "trial"))
-
-    def possible(settings: Any) -> bool:
-        try:
-            return need(settings) <= bounds.room
-        except SpecError:
-            return False
-
-    epochs = max(task.epochs for task in tasks)
-    return Search(sweep.space(), trials, epochs, len(tasks), possible, need=need, budget=bounds.room)

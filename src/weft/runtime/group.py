@@ -249,6 +249,8 @@ class GroupRun:
     def step(self, evaluated: bool = True) -> None:
         """One epoch of every stack, as it is captured; without an evaluation it records only the training losses."""
         apart = self.stacks
+        if self.device.type == "cpu":  # a captured step has all of them
+            apart = [stack for stack in self.stacks if not stack.state.idle]
         if self.merged is not None:
             self.merged(evaluated)
             apart = [stack for stack in self.stacks if stack not in self.merged.stacks]
@@ -631,6 +633,9 @@ class GroupRun:
                 generator.states |= {name: parts[name].clone() for name in generator.states if name in parts}
         restore_generators(saved, self.device)
         self.epoch, self.step_in_epoch = int(saved["epoch"]), int(saved["step"])
+        for member in self.members:
+            if member.stack.state.rowwise:
+                member.begun = self.epoch - int(member.tensor("epoch"))
 
     # ---- best weights --------------------------------------------------------------------------------
 

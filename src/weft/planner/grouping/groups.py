@@ -21,10 +21,11 @@ from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
+from weft.core.run_options import MAX_MEMBERS
 from weft.core.task import FIT, Task
 from weft.core.wording import option
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, MemoryOf, Size, fitting_size, size_in_words
+from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, fitting_size, size_in_words
 from weft.planner.grouping.stacks import StackDraft, by_structure, cut_stacks, padded, padding_reason
 from weft.planner.placement import stages_of, why_this_mode
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.run_options import MAX_MEMBERS
 from weft.core.task import Task
 from weft.planner.cost.rule import LIBRARIES, attention_bytes, hidden_bytes, rates_of, rule_memory, work
 
@@ -78,7 +79,6 @@ def size_in_words(count: float) -> str:
 
 
 LAUNCH_SHARE = 0.01  # launches below this share of a step: more tasks no longer hide anything
-MAX_MEMBERS = 256  # members of a group: beyond, one failure costs too many tasks their group
 # Features of all tasks of a stack. On arxiv's shape a batched prototype took 3.5 ms per task with 8 x 64 and 1.8 ms
 # with 32 x 64: wide rows keep the gathers and the weight gradients busy, not only launches hidden.
 FEATURES_PER_ROW = 2048

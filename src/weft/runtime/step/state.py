@@ -139,6 +139,11 @@ class State:
         return table.gather(1, steps.view(-1, *(1,) * (table.dim() - 1)).expand(-1, 1, *table.shape[2:]))
 
     @property
+    def idle(self) -> bool:
+        """Whether no row is in training, each at an epoch of its own; reads the device."""
+        return self.rowwise and bool((self.epoch >= self.end).all())
+
+    @property
     def evaluated(self) -> Tensor:
         """The weights that are evaluated and kept ``[T, P]``: the averaged ones, if there are any."""
         return self.extras.get("ema", self.flat)
