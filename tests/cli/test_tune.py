@@ -63,7 +63,7 @@ def test_a_plan_reads_the_section_too(weft):
         (["tune", "space.toml", "--tuner", "asha"], "needs --trials"),
         (["tune", "search.toml", "--tuner", "pbt"], "tuner 'pbt' has no setting 'eta'"),
         (["tune", "search.toml", "--tuner", "assha"], "did you mean 'asha'"),
-        (["tune", "search.toml", "--set", "tune.eta=0"], "eta=0 must be a number above 1"),
+        (["tune", "search.toml", "--set", "tune.eta=0"], "eta=0.0 must be above 1"),
         (["tune", "search.toml", "--ranks", 2], "does not go with --ranks 2"),
         (["run", "search.toml"], "has a section [tune], which `weft tune` and `weft plan` read"),
         (["run", "space.toml"], "is drawn; say how often with samples="),

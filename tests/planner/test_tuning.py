@@ -140,11 +140,11 @@ def test_population_based_training_copies_the_best_with_other_numbers():
     ("make", "message"),
     [
         (lambda: Tuner.of("ashaa"), "did you mean 'asha'"),
-        (lambda: Tuner.of("asha", eta=1), "tuner: eta=1 must be a number above 1"),
+        (lambda: Tuner.of("asha", eta=1), "tuner: eta=1.0 must be above 1"),
         (lambda: Tuner.of("asha", factor=2), "tuner 'asha' has no setting 'factor'; it has eta, grace, seed"),
-        (lambda: Tuner.of("halving", cohort=1), "cohort=1 must be a whole number of at least 2"),
+        (lambda: Tuner.of("halving", cohort=1), "tuner: cohort=1 must be at least 2"),
         (lambda: Tuner.of("pbt", share=0.8), "share=0.8 must be at most 0.5"),
-        (lambda: Tuner.of("random", seed=-1), "seed=-1 must be a whole number of at least 0"),
+        (lambda: Tuner.of("random", seed=-1), "tuner: seed=-1 must be at least 0"),
     ],
 )
 def test_mistakes(make, message):

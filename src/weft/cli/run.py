@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.format import aligned
-from weft.cli.options import Changes, run_options, shell_arguments, takes, with_section
-from weft.cli.spec import section_of, spec_of, tuned_spec_of
+from weft.cli.options import (
+    Changes,
+    Overwrite,
+    ProgressKind,
+    Resume,
+    RunOut,
+    run_options,
+    shell_arguments,
+    takes,
+    with_section,
+)
+from weft.cli.spec import spec_and_section, spec_of, tuned_spec_of
 from weft.core.errors import SpecError
 from weft.core.run_options import TUNERS, RunOptions
 from weft.core.spec_file import read_with_options
@@ -44,21 +54,11 @@ def run(
             metavar="SPEC.toml|PLAN.json",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
-    ] = None,
+    out: RunOut = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --progress json.")] = False,
-    progress: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|live|plain|json|none",
-            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else plain",
-        ),
-    ] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    progress: ProgressKind = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add the seeds, settings or epochs that the run in --out lacks.")
     ] = False,
@@ -100,7 +100,7 @@ def run(
             run_on_ray(work, on, out=folder, overwrite=overwrite, options=options, **_display(shown)), folder, shown
         )
         return
-    section = {} if spec.suffix == ".json" else section_of(spec, changes or [])
+    section = {} if spec.suffix == ".json" else spec_and_section(spec, changes or [])[1]
     options = over_gpus(gpus, with_section(section, "run", given))
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
@@ -121,20 +121,10 @@ def tune(
     spec: Annotated[
         Path, typer.Argument(help="TOML file of a sweep, whose lists and ranges are the space.", metavar="SPEC.toml")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
-    ] = None,
-    progress: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|live|plain|json|none",
-            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else plain",
-        ),
-    ] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    out: RunOut = None,
+    progress: ProgressKind = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     changes: Changes = None,
     **given: Any,
 ) -> None:

@@ -21,16 +21,16 @@ TUNE = ("tuner", "trials", "width")  # options that a section [tune] may give
 
 
 def spec_of(path: Path, overrides: Sequence[str] = (), tuned: bool = False) -> Task | Sweep:
-    """The task or sweep in the file; its graphs, where they are named, are known names.
-
-    ``tuned``: whether the file may have a section [tune].
-    """
-    return _read(path, tuple(overrides), tuned, _stamp(path))[0]
+    """The task or sweep in the file; its graphs, if they are named, are known names."""
+    return spec_and_section(path, overrides, tuned)[0]
 
 
-def section_of(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The options of a run in the section [run] of the file."""
-    return _read(path, tuple(overrides), False, _stamp(path))[1]
+def spec_and_section(
+    path: Path, overrides: Sequence[str] = (), tuned: bool = False
+) -> tuple[Task | Sweep, dict[str, Any]]:
+    """The same, and the options of a run in the section [run]; ``tuned``: the file may have a section [tune]."""
+    stamp = path.stat() if os.path.isfile(path) else None  # no error for a name that is too long
+    return _read(path, tuple(overrides), tuned, (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None)
 
 
 def tuned_spec_of(
@@ -39,7 +39,7 @@ def tuned_spec_of(
     """What is in the file, and the options of a run of it: those ``given``, else those of its [run] and [tune]."""
     from weft.planner.tuning import Tuner
 
-    work, section = _read(path, tuple(overrides), True, _stamp(path))
+    work, section = spec_and_section(path, overrides, tuned=True)
     table = section["tune"]
     settings = {name: value for name, value in table.items() if name not in TUNE}
     options = {name: table.get(name) if given[name] is None else given[name] for name in TUNE}
@@ -48,12 +48,6 @@ def tuned_spec_of(
     if settings:
         options["tuner"] = Tuner.of(options["tuner"], **settings)
     return work, RunOptions.of(**{**with_section(section, reader, given), **options})
-
-
-def _stamp(path: Path) -> object:
-    """What changes with the file; None where there is none."""
-    stamp = path.stat() if os.path.isfile(path) else None  # no error for a name that is too long
-    return (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None
 
 
 @lru_cache(maxsize=1)  # the answer before parsing and the command ask for the same file

@@ -169,6 +169,8 @@ class RunFolder:
     once its groups are read: what it leaves open is not decided anew.
     """
 
+    extendable = True  # a search is not
+
     def __init__(self, path: Path, extends: bool = False) -> None:
         self.path, self._extends = path, extends
         self.former_task: dict[str, Any] = {}
@@ -214,9 +216,10 @@ class RunFolder:
             self._lock.take()
             self._lock.release()
         if holds_run(self.path):
+            extend = f"add to it ({switch('extend')}), " if self.extendable else ""
             raise SpecError(
                 f"{option('out', self.path)}: holds a run already; go on with it ({switch('resume')}), "
-                f"add to it ({switch('extend')}), delete it ({switch('overwrite')}), or choose another {option('out')}"
+                f"{extend}delete it ({switch('overwrite')}), or choose another {option('out')}"
             )
 
     def close(self) -> None:

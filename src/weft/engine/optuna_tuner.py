@@ -36,8 +36,8 @@ class OptunaTuner(Tuner):
             )
         self.study, self._study = study.study_name, study
         self._trials: dict[str, Any] = {}  # those that have not ended
-        self._epochs: dict[str, int] = {}
-        self._reported: set[str] = set()  # trials with values that the pruner has not seen
+        self._pruned: set[str] = set()  # trials that the pruner has ended
+        self._over = False  # the sampler has no settings left
 
     def begin(self, search: Search) -> None:
         """Check the direction, and find the trials of a run that is resumed."""
@@ -60,7 +60,13 @@ class OptunaTuner(Tuner):
 
     def ask(self, n: int) -> list[dict[str, Any]]:
         """Settings of ``n`` trials of the study; those that do not fit are for the driver to refuse."""
-        return [self._next(trial_name(self._names)) for _ in range(n)]
+        try:
+            return [self._next(trial_name(self._names)) for _ in range(0 if self._over else n)]
+        except ValueError as error:
+            raise SpecError(
+                f"tuner: study {self.study!r} does not take the settings of this sweep: {error}; give a new study, or "
+                "the settings that its trials have"
+            ) from error
 
     def _next(self, name: str) -> dict[str, Any]:
         from optuna.trial import Trial
@@ -101,35 +107,39 @@ class OptunaTuner(Tuner):
 
     def report(self, name: str, epoch: int, row: Mapping[str, float]) -> None:
         """Report the metric as the trial's value at ``epoch``, unless the storage has it."""
-        former, self._epochs[name] = self._former.get(name), epoch
+        former = self._former.get(name)
         if former is None or not (former.state.is_finished() or epoch in former.intermediate_values):
             self._trials[name].report(short(row[self.search.metric]), epoch)
-            self._reported.add(name)
+            if name not in self._pruned and self._trials[name].should_prune():  # at every step, as a loop asks it
+                self._pruned.add(name)
+        elif former.state.name == "PRUNED" and epoch >= (former.last_step or 0):
+            self._pruned.add(name)
 
     def stop(self) -> list[str]:
-        """The trials that the pruner ends now, or had ended at their epochs before the run was resumed."""
-        reported, self._reported = self._reported, set()
-        pruned = [name for name in reported if self._trials[name].should_prune()]
-        for name in self._trials.keys() & self._former.keys():
-            former = self._former[name]
-            if former.state.name == "PRUNED" and self._epochs.get(name, 0) >= (former.last_step or 0):
-                pruned.append(name)
-        return sorted(pruned)
+        """The trials that the pruner has ended, or had at this epoch before the run was resumed."""
+        pruned, self._pruned = sorted(self._pruned), set()
+        return pruned
 
     def tell(self, name: str, summary: Mapping[str, Any]) -> None:
         """Tell the study the best value of a trial, or that it was pruned or has failed."""
         from optuna.trial import TrialState
 
         trial, former = self._trials.pop(name), self._former.get(name)
-        self._reported.discard(name)
+        self._pruned.discard(name)
         if former is not None and former.state.is_finished():
             return
         value = summary["metrics"].get(self.search.metric)
         if summary["status"] in ("finished", "stopped") and value is not None:
-            self._study.tell(trial, value)
+            outcome: dict[str, Any] = {"values": value}
         else:  # samplers learn from pruned trials that violate a constraint, not from those that failed
             pruned = summary["status"] == "pruned" or trial.constraints.get(MEMORY, 0.0) > 0
-            self._study.tell(trial, state=TrialState.PRUNED if pruned else TrialState.FAIL)
+            outcome = {"state": TrialState.PRUNED if pruned else TrialState.FAIL}
+        try:
+            self._study.tell(trial, **outcome)
+        except RuntimeError as error:  # how a sampler that has tried its whole grid ends an optimize()
+            if "Study.stop" not in str(error):
+                raise
+            self._over = True
 
     def end(self, resumable: bool) -> None:
         """The run ends: trials that no other run continues have failed."""

@@ -51,7 +51,7 @@ class Session:
         self._control, self._acted_on = control or Control(), Requests()
         self._control.resumable = not any(stack.unsaved for stack in group.built)
         self._index = {member.name: index for index, member in enumerate(self.members)}
-        self.left, self.paused = "", False
+        self.left, self.paused, self._over = "", False, False
         self.checkpoint: Path | None = None  # the last one that was written
         self._next = 0  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
@@ -191,7 +191,7 @@ class Session:
         self.group.scale_rates({self._index[name]: factor for name, factor in decision.rates.items()})
         if decision.drop:
             self.group.drop([self._index[name] for name in decision.drop])
-        self._next = decision.advance
+        self._next, self._over = decision.advance, decision.finish
         self._events.rows(self.members)
         for name, values in decision.logged.items():
             member = self.members[self._index[name]]

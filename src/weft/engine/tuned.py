@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from weft.core.decision import RUNNING, Decision, Start
+from weft.core.decision import RUNNING, Start
 from weft.core.errors import SpecError, WeftError
+from weft.core.files import write_text
 from weft.core.member import Member
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
@@ -67,6 +68,8 @@ class TunedEvents(SweepEvents):
 class TunedFolder(SweepFolder):
     """The folder of a tuned sweep: that of a sweep, with the calls of the tuner in ``tuner.jsonl``."""
 
+    extendable = False
+
     def __init__(self, path: Path, sweep: Sweep, kinds: Sequence[Task], options: RunOptions) -> None:
         super().__init__(path, Sweep.of_trials(one_of_each(kinds), sweep.name))
         self._written = 0  # calls
@@ -101,8 +104,11 @@ class TunedFolder(SweepFolder):
 
     def calls(self, count: int) -> list[str]:
         """The first ``count`` calls; those that no checkpoint counts are removed."""
-        lines = (self.path / CALLS).read_text(encoding="utf-8").splitlines()[:count]
-        (self.path / CALLS).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        file = self.path / CALLS
+        lines = file.read_text(encoding="utf-8").splitlines()[:count] if file.is_file() else []
+        if len(lines) < count:
+            raise SpecError(f"{file}: has {len(lines)} calls of the {count} that the checkpoint counts; start afresh")
+        write_text(file, "".join(line + "\n" for line in lines))
         self._written = count
         return lines
 
@@ -116,7 +122,6 @@ class TunedSession(Session):
 
     began: Callable[[int, Member], None]
     ended: Callable[[int, Member], None]
-    _over = False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -144,11 +149,6 @@ class TunedSession(Session):
 
     def _of_how_many(self) -> str:
         return f", with {sum(member.running for member in self.members)} trials under way"
-
-    def apply(self, decision: Decision) -> None:
-        """As of any session; a row without a trial is no end."""
-        super().apply(decision)
-        self._over = decision.finish
 
     def _begin(self, start: Mapping[int, Start]) -> None:
         super()._begin(start)
@@ -290,8 +290,8 @@ class TunedJob(Job):
         if not hasattr(self, "_driver"):  # cancelled or preempted before it began
             return super()._outcome()
         ((key, plan),) = self.groups
-        for name, message in self._driver.failed.items():
-            self._tasks[name] = self._driver.unfit.get(name) or self._kinds[0].with_values(name=name)
+        for name, (task, message) in self._driver.failed.items():
+            self._tasks[name] = task or self._kinds[0].with_values(name=name)
             self._ended[name] = self._without_model(name, self._records.get(key, plan), "failed", message)
         for name in self._driver.waiting:
             self._tasks[name] = self._driver.trials[name].task

@@ -48,8 +48,8 @@ class TunedDriver(Driver):
 
     ``members`` has a member per row, of stack ``stack_of_row``. ``trials``: those that were asked for, by name;
     ``search``: what they are chosen in. ``journal``: calls of the tuner so far, as lines of JSON.
-    ``failed``: trials that could not be built, by name, with the reason; ``unfit``: those of them that would not fit
-    into the memory; ``waiting``: those without a free row.
+    ``failed``: trials that cannot be trained, by name: the task, if there is one, and the reason. ``waiting``: those
+    without a free row.
     """
 
     tuner: Any = None
@@ -59,8 +59,7 @@ class TunedDriver(Driver):
     search: Search = field(kw_only=True)
     trials: dict[str, Trial] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    unfit: dict[str, Task] = field(default_factory=dict)
+    failed: dict[str, tuple[Task | None, str]] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,7 +70,7 @@ class TunedDriver(Driver):
         every = Rule(int, low=1).check("tuner: ", "every", getattr(self.tuner, "every", 1))
         # All rows evaluate in the same epochs of the group if trials begin at multiples of eval_every.
         step = min(stack.widest.eval_every for stack in self.stacks)
-        self.every = every if self.search.epochs % step else max(every // step, 1) * step
+        self.every = every if self.search.epochs % step else math.ceil(every / step) * step
         self._counted = 0
         self._reported: dict[str, int] = {}  # epochs of running trials that the tuner knows
         self._open: set[str] = set()  # trials of which the tuner does not know that they have ended
@@ -123,22 +122,20 @@ class TunedDriver(Driver):
         self._open.discard(member.name)
 
     def _stopped(self) -> list[str]:
-        names = self._answer("stop")
-        if isinstance(names, str) or not isinstance(names, Iterable):
-            raise SpecError(f"tuner: stop() returned {names!r}; expected a list of names of running trials")
-        listed = list(names)
-        self._write("stop", listed)
-        return listed
+        return self._listed(self._answer("stop"), str, "stop()", "a list of names of running trials", "stop")
 
     def _ask(self, count: int) -> list[dict[str, Any]]:
-        asked = self._answer("ask", count)
-        listed = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, (str, Mapping)) else None
-        if listed is None or not all(isinstance(settings, Mapping) for settings in listed) or len(listed) > count:
-            raise SpecError(
-                f"tuner: ask({count}) returned {asked!r}; expected a list of up to {count} dicts of settings"
-            )
-        self._write("ask", count, [dict(settings) for settings in listed])
-        return [dict(settings) for settings in listed]
+        words = f"a list of up to {count} dicts of settings"
+        return self._listed(self._answer("ask", count), Mapping, f"ask({count})", words, "ask", count)
+
+    def _listed(self, answer: Any, kind: type, call: str, words: str, *noted: Any) -> list[Any]:
+        """``answer`` as a list, once it is one of ``kind``; ``noted``: the call as the journal has it."""
+        listed = list(answer) if isinstance(answer, Iterable) and not isinstance(answer, (str, Mapping)) else None
+        most = noted[1] if len(noted) > 1 else math.inf
+        if listed is None or not all(isinstance(each, kind) for each in listed) or len(listed) > most:
+            raise SpecError(f"tuner: {call} returned {answer!r}; expected {words}")
+        self._write(*noted, listed)
+        return listed
 
     def _note(self, method: str, *arguments: Any) -> None:
         """Call a method of the tuner that answers nothing."""
@@ -150,13 +147,13 @@ class TunedDriver(Driver):
             answer = getattr(self.tuner, method)(*arguments)
             return list(answer) if isinstance(answer, Iterator) else answer
 
+    def _write(self, method: str, *arguments: Any) -> None:
+        self.journal.append(json.dumps([method, *arguments], default=str))
+
     def end(self, resumable: bool) -> None:
         """Tell a tuner that wants to know that the run ends."""
         if hasattr(self.tuner, "end"):
             self._answer("end", resumable)
-
-    def _write(self, method: str, *arguments: Any) -> None:
-        self.journal.append(json.dumps([method, *arguments], default=str))
 
     def _begin(self) -> dict[int, Start]:
         """Ask for trials while rows are free; those that begin, by their rows."""
@@ -183,16 +180,17 @@ class TunedDriver(Driver):
         self._counted += parent is None
         if self._counted > self.search.trials:
             raise SpecError(f"tuner: ask() returned more than the {self.search.trials} trials that there are to be")
+        task = None
         try:
             task, need = self.sweep.trial(chosen, name), self.search.need(chosen)
             if need > self.search.budget:
-                self.unfit[name], room = task, show_bytes(self.search.budget)
+                room = show_bytes(self.search.budget)
                 raise DoesNotFitError(
                     f"task {name!r}: not trained: it needs {show_bytes(need)} ({need:,} bytes) of {room}"
                 )
             trial = Trial(task, stack_for(task, self.stacks), parent)
         except WeftError as error:
-            self.failed[name] = str(error)
+            self.failed[name] = task, str(error)
             if not again:
                 self._note("tell", name, {"status": "failed", "epochs": 0, SCORE: None, "metrics": {}})
             return False
@@ -249,24 +247,20 @@ class TunedDriver(Driver):
         ended: set[str] = set()
         for line in lines:
             method, *arguments = json.loads(line)
-            if method == "ask":
-                asked = self._ask(arguments[0])
-                same = self.journal[-1] == line
-                for settings in asked if same else ():
-                    self._new(settings, again=True)
-            elif method == "stop":
+            asked = self._ask(arguments[0]) if method == "ask" else []
+            if method == "stop":
                 self._stopped()
-                same = self.journal[-1] == line
-            else:
-                if method == "tell":
-                    ended.add(arguments[0])
+            elif method != "ask":
                 self._note(method, *arguments)
-                same = True
-            if not same:
+            if self.journal[-1] != line:
                 raise SpecError(
-                    f"{self._who} answers otherwise than before when it is called in the same "
-                    "way, so its run cannot be resumed; start afresh with overwrite"
+                    f"{self._who} answers otherwise than before when it is called in the same way, so its run cannot "
+                    "be resumed; start afresh with overwrite"
                 )
+            for settings in asked:
+                self._new(settings, again=True)
+            if method == "tell":
+                ended.add(arguments[0])
         for name, epoch in begun.items():
             self.trials[name].begun = epoch
         self._open = {name for name in rows if name in self.trials and name not in ended}

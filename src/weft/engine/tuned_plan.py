@@ -174,14 +174,8 @@ class TrialPlanner:
         def need(settings: Any) -> int:
             return self._bytes(self._kinds[stack_for(sweep.trial(settings, "trial"), self._kinds)])
 
-        def possible(settings: Any) -> bool:
-            try:
-                return need(settings) <= self._room
-            except SpecError:
-                return False
-
         epochs, trials = max(task.epochs for task in tasks), self._options.trials or 1
-        return Search(sweep.space(), trials, epochs, len(tasks), possible, metric, need, self._room, run)
+        return Search(sweep.space(), trials, epochs, len(tasks), metric, need, self._room, run)
 
 
 def most_epochs(tasks: Sequence[Task], options: RunOptions) -> int:

@@ -20,7 +20,7 @@ from weft.core.errors import SpecError
 from weft.core.plugins import blame_plugin, load_plugin, plugin_names
 from weft.core.run_options import TUNERS
 from weft.core.search_space import Space
-from weft.core.settings import identity
+from weft.core.settings import Rule, identity
 from weft.core.wording import did_you_mean
 
 SCORE = "score"  # in what is reported: the validation metric, of an error its negative
@@ -33,20 +33,26 @@ RUNG_SHARE = 27  # of the epochs: the first rung, if no grace period is given
 class Search:
     """What a tuner chooses in: the ``space``, how many ``trials``, their ``epochs`` at most, ``width`` at once.
 
-    ``possible``: whether there is a trial with some settings that fits; not every model takes all of them together.
     ``metric``: the column that the score is of. ``need``: the predicted bytes of a trial with some settings by itself,
-    of ``budget``. ``run``: names a run that can be resumed, whose trials a tuner with a storage finds there again.
+    of ``budget``; a :class:`SpecError` for settings that no model takes together. ``run``: names a run that can be
+    resumed, whose trials a tuner with a storage finds there again.
     """
 
     space: Space
     trials: int
     epochs: int
     width: int
-    possible: Callable[[Mapping[str, Any]], bool] = bool
     metric: str = "val_accuracy"
     need: Callable[[Mapping[str, Any]], int] = lambda settings: 0
     budget: int = 1
     run: str = ""
+
+    def possible(self, settings: Mapping[str, Any]) -> bool:
+        """Whether there is a trial with ``settings``, and it fits."""
+        try:
+            return self.need(settings) <= self.budget
+        except SpecError:
+            return False
 
 
 class Tuner:
@@ -63,8 +69,7 @@ class Tuner:
     copies: bool = False
 
     def __init__(self, seed: int = 0) -> None:
-        _check("seed", seed, int, 0)
-        self.seed, self._draws, self._names = seed, 0, 0
+        self.seed, self._draws, self._names = _checked("seed", seed, int, low=0), 0, 0
         self._settings: dict[str, dict[str, Any]] = {}
         self._tried: set[Any] = set()
 
@@ -136,21 +141,8 @@ def trial_name(number: int) -> str:
     return f"trial-{number:03d}"
 
 
-def _check(name: str, value: Any, kind: type, low: float, above: bool = False) -> None:
-    """A :class:`SpecError` for a number of a tuner that is not one, or too low."""
-    right = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-    if not right or not math.isfinite(value) or value < low or (above and value == low):
-        words = "a number" if kind is float else "a whole number"
-        raise SpecError(f"tuner: {name}={value!r} must be {words} {'above' if above else 'of at least'} {low:g}")
-
-
-@dataclass
-class Climb:
-    """A trial on the way up the rungs: which is next, and its best score so far."""
-
-    rung: int = 0
-    best: float = -math.inf
-    ended: bool = False
+def _checked(name: str, value: Any, kind: type = float, **limits: Any) -> Any:
+    return Rule(kind, **limits).check("tuner: ", name, value)
 
 
 class ASHA(Tuner):
@@ -162,10 +154,9 @@ class ASHA(Tuner):
 
     def __init__(self, eta: float = 3, grace: int | None = None, seed: int = 0) -> None:
         super().__init__(seed)
-        _check("eta", eta, float, 1, above=True)
-        _check("grace", 1 if grace is None else grace, int, 1)
-        self.eta, self.grace = eta, grace
-        self._climbs: dict[str, Climb] = {}
+        self.eta, self.grace = _checked("eta", eta, above=1), _checked("grace", grace, int, low=1, optional=True)
+        self._best: dict[str, float] = {}  # scores so far, by trial
+        self._ended: set[str] = set()
         self._arrived: list[tuple[str, int]] = []  # trials at rungs, since the last decision
 
     def begin(self, search: Search) -> None:
@@ -181,24 +172,22 @@ class ASHA(Tuner):
 
     def named(self, settings: dict[str, Any]) -> dict[str, Any]:
         """As of random search; the trial begins below the first rung."""
-        self._climbs[trial_name(self._names)] = Climb()
+        self._best[trial_name(self._names)] = -math.inf
         return super().named(settings)
 
     def report(self, name: str, epoch: int, row: Mapping[str, float]) -> None:
         """Note the score; a trial that is evaluated at or past its next rung has come there."""
-        climb = self._climbs[name]
-        if row[SCORE] > climb.best:
-            climb.best = row[SCORE]
-        while climb.rung < len(self.rungs) and epoch >= self.rungs[climb.rung]:
-            self._scores[climb.rung][name] = climb.best
-            self._arrived.append((name, climb.rung))
-            climb.rung += 1
+        self._best[name] = max(self._best[name], row[SCORE])
+        for rung, scores in enumerate(self._scores):
+            if epoch >= self.rungs[rung] and name not in scores:
+                scores[name] = self._best[name]
+                self._arrived.append((name, rung))
 
     def stop(self) -> list[str]:
         """Those that came to a rung and are not among the best there."""
         losers = {name: None for name, rung in self._arrived if not self._stays(name, self._scores[rung])}
         self._arrived = []
-        return [name for name in losers if not self._climbs[name].ended]
+        return [name for name in losers if name not in self._ended]
 
     def _stays(self, name: str, scores: Mapping[str, float]) -> bool:
         best = sorted(scores.values(), reverse=True)
@@ -206,7 +195,7 @@ class ASHA(Tuner):
 
     def tell(self, name: str, summary: Mapping[str, Any]) -> None:
         """A trial that has ended is not stopped again."""
-        self._climbs[name].ended = True
+        self._ended.add(name)
 
 
 class Halving(ASHA):
@@ -218,8 +207,7 @@ class Halving(ASHA):
 
     def __init__(self, eta: float = 3, grace: int | None = None, cohort: int | None = None, seed: int = 0) -> None:
         super().__init__(eta, grace, seed)
-        _check("cohort", 2 if cohort is None else cohort, int, 2)
-        self.cohort = cohort
+        self.cohort = _checked("cohort", cohort, int, low=2, optional=True)
         self._cohorts: list[tuple[list[str], list[int]]] = []  # names, and the rungs that are not decided yet
 
     def next_cohort(self, size: int) -> tuple[int, list[int]]:
@@ -243,10 +231,10 @@ class Halving(ASHA):
         losers: list[str] = []
         self._arrived = []
         for names, rungs in self._cohorts:
-            while rungs and all(self._climbs[name].ended or self._climbs[name].rung > rungs[0] for name in names):
+            while rungs and all(name in self._ended or name in self._scores[rungs[0]] for name in names):
                 scores = self._scores[rungs.pop(0)]
-                there = {name: scores.get(name, self._climbs[name].best) for name in names}
-                out = [name for name in names if not self._climbs[name].ended and not self._stays(name, there)]
+                there = {name: scores.get(name, self._best[name]) for name in names}
+                out = [name for name in names if name not in self._ended and not self._stays(name, there)]
                 names[:] = [name for name in names if name not in out]
                 losers += out
         return losers
@@ -279,12 +267,9 @@ class PBT(Tuner):
 
     def __init__(self, interval: int | None = None, share: float = 0.25, factor: float = 1.2, seed: int = 0) -> None:
         super().__init__(seed)
-        _check("interval", 1 if interval is None else interval, int, 1)
-        _check("share", share, float, 0, above=True)
-        if share > 0.5:
-            raise SpecError(f"tuner: share={share!r} must be at most 0.5: as many are copied as are replaced")
-        _check("factor", factor, float, 1, above=True)
-        self.interval, self.share, self.factor = interval, share, factor
+        self.interval = _checked("interval", interval, int, low=1, optional=True)
+        self.share = _checked("share", share, above=0, high=0.5)  # as many are copied as are replaced
+        self.factor = _checked("factor", factor, above=1)
         self._running: dict[str, tuple[int, float]] = {}  # the epoch of its latest score, and that score
         self._children: list[dict[str, Any]] = []
         self._begun = 0  # trials that are no copies

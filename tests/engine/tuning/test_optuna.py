@@ -93,6 +93,41 @@ def test_the_pruner_ends_trials():
         assert trial.last_step == result[name].metrics["epochs_run"]
 
 
+class Watching(optuna.pruners.BasePruner):
+    """Notes the steps of trials at which it is asked."""
+
+    def __init__(self):
+        self.steps = {}
+
+    def prune(self, study, trial):
+        self.steps.setdefault(trial.number, []).append(trial.last_step)
+        return False
+
+
+def test_the_pruner_sees_every_reported_epoch_as_in_a_loop():
+    pruner = Watching()
+    result = search(new_study(pruner=pruner), tiny_graph(), trials=3, width=2, epochs=60)
+    assert pruner.steps == {number: list(range(1, 61)) for number in range(len(result))}
+
+
+@pytest.mark.filterwarnings("ignore:.*BruteForceSampler")
+@pytest.mark.parametrize("kind", ["grid", "brute force"])
+def test_a_search_ends_once_the_sampler_has_tried_everything(kind):
+    grid = {"hidden": [4, 8], "lr": [0.01, 0.1]}
+    sampler = optuna.samplers.GridSampler(grid) if kind == "grid" else optuna.samplers.BruteForceSampler()
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    result = search(study, tiny_graph(), space=grid, trials=20, width=2, epochs=3)
+    assert sorted((each.task.hidden, each.task.lr) for each in result) == [(4, 0.01), (4, 0.1), (8, 0.01), (8, 0.1)]
+    assert {trial.state for trial in study.trials} == {State.COMPLETE}
+
+
+def test_a_study_of_another_space_is_refused():
+    study = new_study()
+    study.optimize(lambda trial: trial.suggest_categorical("hidden", [4, 5]), n_trials=1)
+    with pytest.raises(weft.SpecError, match=r"does not take the settings of this sweep: .* dynamic value space"):
+        search(study, tiny_graph(), trials=2, width=2)
+
+
 def test_entries_of_a_sweep_are_branches():
     study = new_study()
     entries = [{"model": "gcn", "hidden": [8, 16]}, {"model": "sage", "hidden": [4, 8], "aggregator": "mean"}]

@@ -12,7 +12,9 @@ import weft
 from tests.distributions import install
 from tests.engine.tuning.tuners import SPACE, Listed, drawn, tuned
 from tests.graphs_for_tests import tiny_graph
-from weft.core.errors import SpecError
+from weft.core.errors import ModelError, SpecError
+from weft.core.plan import Plan
+from weft.runtime.group import GroupRun
 
 LOSS = 2e-6  # what the rounding of a stack may change in a loss
 
@@ -201,6 +203,10 @@ def test_the_budget_bounds_the_width():
 LR = weft.loguniform(1e-3, 1e-1)
 
 
+class Often(weft.Tuner):
+    every = "often"
+
+
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
@@ -221,6 +227,9 @@ LR = weft.loguniform(1e-3, 1e-1)
         ({"layers": [1, 2, 3]}, {"tuner": "asha", "trials": 9, "width": 2}, "the space has 3 structures"),
         ({"layers": [1, 2]}, {"tuner": "pbt", "trials": 9}, "the tuner copies weights from one trial to another"),
         ({"seed": [0, 1]}, {"tuner": Listed([{"hidden": 99}]), "trials": 3}, "not in the space of the sweep"),
+        ({}, {"tuner": "asha", "trials": 300, "width": 300}, "width=300 must be at most 256"),
+        ({}, {"tuner": "asha", "trials": 10**9}, "trials=1000000000 must be at most 10,000"),
+        ({}, {"tuner": Often(), "trials": 3}, "tuner: every='often' must be a whole number"),
         ({}, {"tuner": Listed([{"lr": 0.1}] * 9), "trials": 3, "width": 3}, None),
     ],
 )
@@ -264,6 +273,59 @@ def test_wrong_answers_of_a_tuner(answers, message):
     options = weft.RunOptions(tuner=Wrong(answers), trials=2, width=2)
     with pytest.raises(weft.SpecError, match=message):
         weft.run(sweep, options=options, device="cpu", progress=False)
+
+
+class Failing(weft.Tuner):
+    """Raises in one of its methods."""
+
+    def __init__(self, method):
+        super().__init__()
+        setattr(self, method, self.fail)
+
+    def fail(self, *arguments):
+        raise KeyError("a slip of the user's")
+
+
+@pytest.mark.parametrize("method", ["begin", "ask", "report", "stop", "tell"])
+def test_what_a_tuner_raises_is_one_sentence_with_its_line(method):
+    sweep = weft.Sweep(tiny_graph(), lr=LR, epochs=2)
+    options = weft.RunOptions(tuner=Failing(method), trials=2, width=2)
+    with pytest.raises(ModelError) as error:
+        weft.run(sweep, options=options, device="cpu", progress=False)
+    assert f'tuner Failing: {method}() raised KeyError: "a slip of the user\'s" (line ' in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+class Twice(weft.Tuner):
+    """Counts how often it is asked which trials to end."""
+
+    every = 2
+    asked = 0
+
+    def stop(self):
+        self.asked += 1
+        return []
+
+
+def test_a_tuner_is_called_when_there_is_something_to_report():
+    tuner = Twice()
+    sweep = weft.Sweep(tiny_graph(), lr=LR, epochs=6, eval_every=3)
+    options = weft.RunOptions(tuner=tuner, trials=1)
+    weft.run(sweep, options=options, device="cpu", progress=False)
+    assert tuner.asked == 3, "before the first epoch, after three and after six"
+
+
+def test_stacks_without_a_trial_do_not_train():
+    graph, plan = tiny_graph(), Plan(("a", "b"), join="in turn", stacks=((0,), (1,)), device="cpu")
+    tasks = [weft.Task(graph=graph, model=model, hidden=4, epochs=3) for model in ("gcn", "sage")]
+    group = GroupRun(tasks, graph, plan, torch.device("cpu"))
+    group.open_rows()
+    group.fill(1, tasks[1])
+    idle, filled = group.stacks
+    before = idle.state.flat.clone(), filled.state.flat.clone()
+    group.advance(3)
+    assert torch.equal(idle.state.flat, before[0])
+    assert not torch.equal(filled.state.flat, before[1])
 
 
 def test_members_can_be_cancelled_by_name_and_leave_their_rows():

@@ -78,8 +78,23 @@ def test_another_search_is_not_resumed(tmp_path):
         search(tmp_path, "asha", resume=True, seed=2)
     with pytest.raises(weft.SpecError, match="was tuned with another sweep"):
         search(tmp_path, "asha", resume=True, sweep={"epochs": 8})
-    with pytest.raises(weft.SpecError, match="holds a run already"):
+    with pytest.raises(weft.SpecError, match="holds a run already") as error:
         search(tmp_path, "asha")
+    assert "extend" not in str(error.value), "which a search does not take"
+    options = weft.RunOptions(tuner=weft.Tuner.of("asha", seed=1), trials=20, width=3)
+    with pytest.raises(weft.SpecError, match=r"was tuned with another trials \(10\)"):
+        weft.run(weft.Sweep(tiny_graph(), **SWEEP), options=options, out=tmp_path, resume=True, progress=False)
+    with pytest.raises(weft.SpecError, match="holds a search; resume it with its tuner="):
+        weft.run(weft.Sweep(tiny_graph(), lr=[0.1, 0.2], epochs=3), out=tmp_path, resume=True, progress=False)
+
+
+def test_a_search_without_all_calls_of_its_tuner_is_not_resumed(tmp_path):
+    control = weft.Control()
+    search(tmp_path, "asha", control=control, on_event=preempt_after(2, control))
+    calls = tmp_path / "tuner.jsonl"
+    calls.write_text("".join(calls.read_text().splitlines(keepends=True)[:5]))
+    with pytest.raises(weft.SpecError, match=r"tuner.jsonl: has 5 calls of the \d+ that the checkpoint counts"):
+        search(tmp_path, "asha", resume=True)
 
 
 def test_a_tuner_that_does_not_repeat_itself_is_not_resumed(tmp_path):
