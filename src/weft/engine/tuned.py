@@ -293,9 +293,10 @@ class TunedJob(Job):
         for name, (task, message) in self._driver.failed.items():
             self._tasks[name] = task or self._kinds[0].with_values(name=name)
             self._ended[name] = self._without_model(name, self._records.get(key, plan), "failed", message)
+        status = "cancelled" if self._control.requests().cancel_all else "preempted"
         for name in self._driver.waiting:
             self._tasks[name] = self._driver.trials[name].task
-            self._ended[name] = self._without_model(name, plan, "preempted", f"task {name!r}: preempted")
+            self._ended[name] = self._without_model(name, plan, status, f"task {name!r}: {status} before it began")
         found = self._loaded | self._ended
         results = [found[name] for name in _in_order(found)]
         if not results or all(result.status == "failed" for result in results):

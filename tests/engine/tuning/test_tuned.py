@@ -337,6 +337,15 @@ def test_members_can_be_cancelled_by_name_and_leave_their_rows():
     check_alone(result["trial-002"])
 
 
+def test_trials_without_a_row_are_cancelled_with_the_others():
+    control = weft.Control()
+    listen = lambda event: event.kind == "rows" and control.cancel()  # noqa: E731
+    settings = drawn(4, space={**SPACE, "model": ["gcn"], "epochs": [7], "hidden": [8]})
+    space = {**SPACE, "model": ["gcn", "sage"]}
+    result = tuned(tiny_graph(), settings, 4, space=space, run={"control": control, "on_event": listen})
+    assert result.statuses == {"cancelled": 4}
+
+
 def test_no_tuner_no_trials():
     with pytest.raises(weft.SpecError, match="trials=3 would have no effect without tuner="):
         weft.run(weft.Task("demo"), options=weft.RunOptions(trials=3), progress=False)
