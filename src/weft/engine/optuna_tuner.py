@@ -81,7 +81,7 @@ class OptunaTuner(Tuner):
         if former is None:
             trial.set_user_attr(NAME, name)
             trial.set_user_attr(RUN, self.search.run)
-            if need := self._need(settings):
+            if need := self.search.need(settings):
                 trial.set_user_attr(BYTES, need)
                 trial.set_constraint(MEMORY, need / self.search.budget - 1)
         self._trials[name] = trial
@@ -98,12 +98,6 @@ class OptunaTuner(Tuner):
             ends = math.ceil(low), math.floor(high)
             return trial.suggest_int(label, *ends, step=int(step or 1), log=source.log)
         return trial.suggest_float(label, low, high, step=step, log=source.log)
-
-    def _need(self, settings: Mapping[str, Any]) -> int:
-        try:
-            return self.search.need(settings)
-        except SpecError:  # no such trial is possible, which the driver says
-            return 0
 
     def report(self, name: str, epoch: int, row: Mapping[str, float]) -> None:
         """Report the metric as the trial's value at ``epoch``, unless the storage has it."""

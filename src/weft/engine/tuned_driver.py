@@ -183,7 +183,7 @@ class TunedDriver(Driver):
         task = None
         try:
             task, need = self.sweep.trial(chosen, name), self.search.need(chosen)
-            if need > self.search.budget:
+            if need is not None and need > self.search.budget:
                 room = show_bytes(self.search.budget)
                 raise DoesNotFitError(
                     f"task {name!r}: not trained: it needs {show_bytes(need)} ({need:,} bytes) of {room}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -171,8 +172,10 @@ class TrialPlanner:
     def search(self, sweep: Sweep, tasks: Sequence[Task], metric: str, run: str) -> Search:
         """What the tuner of ``sweep`` chooses in; ``tasks``: the rows."""
 
-        def need(settings: Any) -> int:
-            return self._bytes(self._kinds[stack_for(sweep.trial(settings, "trial"), self._kinds)])
+        def need(settings: Any) -> int | None:
+            with suppress(SpecError):
+                return self._bytes(self._kinds[stack_for(sweep.trial(settings, "trial"), self._kinds)])
+            return None
 
         epochs, trials = max(task.epochs for task in tasks), self._options.trials or 1
         return Search(sweep.space(), trials, epochs, len(tasks), metric, need, self._room, run)

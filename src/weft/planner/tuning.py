@@ -34,8 +34,8 @@ class Search:
     """What a tuner chooses in: the ``space``, how many ``trials``, their ``epochs`` at most, ``width`` at once.
 
     ``metric``: the column that the score is of. ``need``: the predicted bytes of a trial with some settings by itself,
-    of ``budget``; a :class:`SpecError` for settings that no model takes together. ``run``: names a run that can be
-    resumed, whose trials a tuner with a storage finds there again.
+    of ``budget``; None for settings that no model takes together. ``run``: names a run that can be resumed, whose
+    trials a tuner with a storage finds there again.
     """
 
     space: Space
@@ -43,16 +43,9 @@ class Search:
     epochs: int
     width: int
     metric: str = "val_accuracy"
-    need: Callable[[Mapping[str, Any]], int] = lambda settings: 0
+    need: Callable[[Mapping[str, Any]], int | None] = lambda settings: 0
     budget: int = 1
     run: str = ""
-
-    def possible(self, settings: Mapping[str, Any]) -> bool:
-        """Whether there is a trial with ``settings``, and it fits."""
-        try:
-            return self.need(settings) <= self.budget
-        except SpecError:
-            return False
 
 
 class Tuner:
@@ -124,7 +117,8 @@ class Tuner:
             self._draws += 1
             settings = self.search.space.draw(f"{self.seed}/{self._draws}")
             key = identity(tuple(settings.items()))
-            if key not in self._tried and self.search.possible(settings):
+            need = None if key in self._tried else self.search.need(settings)
+            if need is not None and need <= self.search.budget:
                 self._tried.add(key)
                 return settings
         return None
