@@ -27,11 +27,14 @@ import torch
 
 from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
+from weft.core.host_memory import free_host_bytes
+from weft.core.units import show_bytes
 from weft.dist.peer_memory import RankLostError, check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]
 JOIN_SECONDS = 5.0
+RANK_BYTES = 150 << 20  # what torch and Weft take in a process
 STARTED_AGAIN = 87  # the exit code of a rank whose import of the user's script starts a run
 
 
@@ -104,6 +107,11 @@ def start_ranks(
             yield ranks
         return
     devices, distinct = devices_for(count, device)
+    if count * RANK_BYTES > (free := free_host_bytes()):
+        raise SpecError(
+            f"ranks={count}: every rank is a process of at least {show_bytes(RANK_BYTES)} before it has any data, and "
+            f"{show_bytes(free)} of this host's memory are free; give fewer"
+        )
     meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
     check_peers(peers, device, distinct)  # before processes are started
     addresses = [

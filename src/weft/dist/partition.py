@@ -16,6 +16,13 @@ from weft.core.errors import SpecError
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
 
+def divided_otherwise(bounds: Sequence[int]) -> list[int]:
+    """The bounds if every rank gives the later half of its rows to the next; if they are few, the last has them all."""
+    few = bounds[-1] < 4 * (len(bounds) - 1)
+    halves = [0 if few else end - (end - begin) // 2 for begin, end in itertools.pairwise(bounds)]
+    return [0, *halves[:-1], bounds[-1]]
+
+
 def own_rows(adj: Adjacency, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Rows ``low`` to ``high`` of ``adj``: ``(indptr [n+1], columns [e], weight [e], first edge)``."""
     first, last = int(adj.indptr[low]), int(adj.indptr[high])

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from weft import ops
 from weft.core.errors import InputError
 from weft.dist.exchange import Collective, Exchange, Staging, make_halo
-from weft.dist.partition import own_rows, own_rows_of_transpose, row_offsets, to_block
+from weft.dist.partition import divided_otherwise, own_rows, own_rows_of_transpose, row_offsets, to_block
 from weft.dist.ranks import Ranks
 from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.dist.spread import Spread
@@ -286,6 +285,11 @@ class ShardedAdjacency(Adjacency):
         factors = scale[self.indices.long()]
         return factors if self.weight is None else factors * self.weight
 
+    def sddmm(self, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
+        """See :func:`weft.ops.sddmm`: ``a`` and ``b [..., n, heads*D]`` to ``[..., E, heads]`` of own edges."""
+        self._check("sddmm", b.shape[-2])
+        return ops.sddmm(self.block(), a, self.forward.exchange.extend(b), heads)
+
     def spmm_max(self, x: Tensor) -> Tensor:
         """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""
         self._check("spmm_max", x.shape[-2])
@@ -412,6 +416,7 @@ class ShardGraph(Graph):
         y = None if whole.y is None else whole.y[low:high].to(device)
         of_edges = slice(adj.first_edge, adj.first_edge + adj.num_edges)
         relation = None if whole.relation is None else whole.relation[of_edges].to(device)
+        adj = adj if whole.edge_attr is None else adj.attributed(whole.edge_attr[of_edges].to(device))
         super().__init__(
             adj,
             x,
@@ -425,11 +430,7 @@ class ShardGraph(Graph):
             numbers=whole.regression,
         )
         self._stats, self._ranks, self.first_row = whole.stats(), ranks, low
-        # The rows of this rank if every rank gives the later half of its nodes to the next one, or, if there are very
-        # few, if the last rank has all; all ranks call it.
-        few = bounds[-1] < 4 * ranks.ranks
-        halves = [0 if few else end - (end - begin) // 2 for begin, end in pairwise(bounds)]
-        self.divided_otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
+        self.divided_otherwise = partial(ShardGraph, whole, divided_otherwise(bounds), ranks)  # all ranks call it
 
     def _check_shapes(self) -> None:
         """Nothing: the whole graph has been checked, and a shard may be empty."""
