@@ -51,12 +51,12 @@ def halo_of(columns: Tensor, low: int, high: int) -> Tensor:
     return seen.nonzero().squeeze(1).to(columns.dtype)
 
 
-def positions_in(halo: Tensor, columns: Tensor) -> Tensor:
-    """Where every one of ``columns``, which are all in ``halo``, stands there; int32."""
-    if not halo.numel():
+def positions_in(ids: Tensor, columns: Tensor) -> Tensor:
+    """Where every one of ``columns``, which are all among ``ids``, stands there; int32."""
+    if not ids.numel():
         return torch.zeros_like(columns, dtype=torch.int32)
-    position = torch.empty(int(halo[-1]) + 1, dtype=torch.int32, device=halo.device)
-    position[halo.long()] = torch.arange(halo.numel(), dtype=torch.int32, device=halo.device)
+    position = torch.empty(int(ids.max()) + 1, dtype=torch.int32, device=ids.device)
+    position[ids.long()] = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
     return position[columns.long()]
 
 
@@ -64,11 +64,7 @@ def to_block(columns: Tensor, halo: Tensor, low: int, high: int) -> Tensor:
     """Global ids as columns of a block: own nodes first, then those of ``halo``; int32."""
     if not halo.numel():
         return (columns - low).to(torch.int32)
-    position = torch.empty(max(int(halo[-1]) + 1, high), dtype=torch.int32, device=halo.device)
-    position[low:high] = torch.arange(high - low, dtype=torch.int32, device=halo.device)
-    behind = torch.arange(high - low, high - low + halo.numel(), dtype=torch.int32, device=halo.device)
-    position[halo.long()] = behind
-    return position[columns.long()]
+    return positions_in(torch.cat([torch.arange(low, high, device=halo.device), halo.long()]), columns)
 
 
 @dataclass(frozen=True)

@@ -296,14 +296,7 @@ class ShardedAdjacency(Adjacency):
         return ops.spmm(self.block(), self.forward.exchange.extend(x), reduce="max")
 
     def graph_attention(
-        self,
-        x: Tensor,
-        a_src: Tensor,
-        a_dst: Tensor,
-        slope: float = 0.2,
-        dropout: float | Tensor = 0.0,
-        clock: Tensor | None = None,
-        site: int = 0,
+        self, x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, *drop: Any, **named: Any
     ) -> Tensor:
         """See :func:`weft.ops.graph_attention`; the rows and the source scores are exchanged as one matrix."""
         self._check("graph_attention", x.shape[-3])
@@ -311,44 +304,34 @@ class ShardedAdjacency(Adjacency):
         whole = self.forward.exchange.extend(torch.cat([x.flatten(-2), a_src], -1))
         x_all, a_all = whole.split([heads * width, heads], -1)
         x_all, block = x_all.unflatten(-1, (heads, width)), self.block()
-        mask = self._mask(dropout, clock, site, heads, x.device)
+        mask = self._mask(heads, x.device, *drop, **named)
         if mask is None:
             return ops.graph_attention(block, x_all.contiguous(), a_all.contiguous(), a_dst.contiguous(), slope)
         return attention_torch(x_all, a_all, a_dst, slope, mask, unpack_csr(pack_csr(block, rows=True)))
 
-    def graph_attention_packed(
-        self,
-        packed: Tensor,
-        heads: int,
-        slope: float = 0.2,
-        dropout: float | Tensor = 0.0,
-        clock: Tensor | None = None,
-        site: int = 0,
-    ) -> Tensor:
+    def graph_attention_packed(self, packed: Tensor, heads: int, *others: Any, **named: Any) -> Tensor:
         """See :func:`weft.ops.graph_attention_packed`."""
-        return self.graph_attention(*take_apart(packed, heads), slope, dropout, clock, site)
+        return self.graph_attention(*take_apart(packed, heads), *others, **named)
 
     def graph_attention_v2(
-        self,
-        x_src: Tensor,
-        x_dst: Tensor,
-        att: Tensor,
-        slope: float = 0.2,
-        dropout: float | Tensor = 0.0,
-        clock: Tensor | None = None,
-        site: int = 0,
+        self, x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float = 0.2, *drop: Any, **named: Any
     ) -> Tensor:
         """See :func:`weft.ops.graph_attention_v2`."""
         self._check("graph_attention_v2", x_src.shape[-3])
         heads, width = x_src.shape[-2:]
         whole = self.forward.exchange.extend(x_src.flatten(-2)).unflatten(-1, (heads, width))
-        mask, block = self._mask(dropout, clock, site, heads, x_src.device), self.block()
+        mask, block = self._mask(heads, x_src.device, *drop, **named), self.block()
         if mask is None:
             return ops.graph_attention_v2(block, whole.contiguous(), x_dst.contiguous(), att, slope)
         return attention_v2_torch(whole, x_dst, att, slope, mask, unpack_csr(pack_csr(block, rows=True)))
 
     def _mask(
-        self, dropout: float | Tensor, clock: Tensor | None, site: int, heads: int, device: torch.device
+        self,
+        heads: int,
+        device: torch.device,
+        dropout: float | Tensor = 0.0,
+        clock: Tensor | None = None,
+        site: int = 0,
     ) -> Tensor | None:
         """The mask of this rank's edges, as a run on one rank has it. The fused kernels count edges from 0."""
         rate, clock = rate_and_clock(dropout, clock, device)
