@@ -34,7 +34,7 @@ from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]
 JOIN_SECONDS = 5.0
-RANK_BYTES = 150 << 20  # what torch and Weft take in a process
+RANK_BYTES = 290_000_000  # of its own that a process has after training a small graph; 10,000 such filled a host
 STARTED_AGAIN = 87  # the exit code of a rank whose import of the user's script starts a run
 
 
@@ -106,12 +106,12 @@ def start_ranks(
         with Ranks(RankAddress(rank, world, "env://", where, distinct, timeout, peers=peers)) as ranks:
             yield ranks
         return
-    devices, distinct = devices_for(count, device)
-    if count * RANK_BYTES > (free := free_host_bytes()):
+    if (count - 1) * RANK_BYTES > (free := free_host_bytes()):
         raise SpecError(
-            f"ranks={count}: every rank is a process of at least {show_bytes(RANK_BYTES)} before it has any data, and "
-            f"{show_bytes(free)} of this host's memory are free; give fewer"
+            f"ranks={count}: every rank is a process that takes at least {show_bytes(RANK_BYTES)} of host memory, and "
+            f"{show_bytes(free)} are free; request at most {1 + free // RANK_BYTES}"
         )
+    devices, distinct = devices_for(count, device)
     meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
     check_peers(peers, device, distinct)  # before processes are started
     addresses = [
