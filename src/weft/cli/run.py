@@ -141,7 +141,7 @@ def tune(
     """Search the space of SPEC with a tuner: trials train together, and others take the place of those that end.
 
     Tuner, number of trials and settings of the tuner may stand in a section [tune] of SPEC. Ctrl-C saves a checkpoint;
-    --resume goes on with the same trials and numbers. Exit codes are those of `weft run`.
+    --resume continues with the same trials and numbers. Exit codes are those of `weft run`.
     """
     folder = out if out is not None else Path("runs") / spec.stem
     shown = _progress(progress, json=False)
@@ -189,7 +189,23 @@ def _conclude(result: Result | SweepResult, folder: Path, shown: str) -> None:
 
     live = shown in ("live", "plain")
     if isinstance(result, SweepResult):
-        _conclude_sweep(result, folder, live)
+        usable = any(member.metrics["best_epoch"] for member in result)
+        if live:
+            ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+            print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s")
+            parts = result.by_graph()
+            for graph, part in parts.items():
+                where = f" on {graph}" if len(parts) > 1 else ""
+                print(f"best{where}: {_best_words(part)}")
+            _show_files(result.plan, folder)
+        wrong = [member.message for member in result if member.status in ("diverged", "failed")]
+        for message in wrong[:MOST_TOLD]:
+            print(f"weft: {message}", file=sys.stderr)
+        if len(wrong) > MOST_TOLD:
+            print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
+        if not usable:
+            print("weft: error: every member of the sweep failed", file=sys.stderr)
+            raise typer.Exit(FAILED)
     elif live:
         _show_summary(result, folder)
 
@@ -248,26 +264,6 @@ def _show_files(plans: Sequence[Plan], folder: Path) -> None:
     from weft.engine.page import cache_words
 
     print(*filter(None, dict.fromkeys(map(cache_words, plans))), f"report: {folder / 'report.html'}", sep="\n")
-
-
-def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
-    usable = any(member.metrics["best_epoch"] for member in result)
-    if live:
-        ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
-        print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s")
-        parts = result.by_graph()
-        for graph, part in parts.items():
-            where = f" on {graph}" if len(parts) > 1 else ""
-            print(f"best{where}: {_best_words(part)}")
-        _show_files(result.plan, folder)
-    wrong = [member.message for member in result if member.status in ("diverged", "failed")]
-    for message in wrong[:MOST_TOLD]:
-        print(f"weft: {message}", file=sys.stderr)
-    if len(wrong) > MOST_TOLD:
-        print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
-    if not usable:
-        print("weft: error: every member of the sweep failed", file=sys.stderr)
-        raise typer.Exit(FAILED)
 
 
 def _best_words(result: SweepResult) -> str:

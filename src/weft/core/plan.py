@@ -71,7 +71,7 @@ class Plan(PlainData):
     ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes that it may take on the
     device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable elsewhere: the
     graph's fingerprint, a digest per stack of its parameters' names and shapes (empty where they are not known),
-    and the members' settings (empty where they are kept beside the plan, as in a run's folder).
+    and the members' settings (empty where they are kept apart from the plan, as in a run's folder).
     """
 
     members: tuple[str, ...]

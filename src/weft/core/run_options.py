@@ -248,7 +248,7 @@ class RunOptions(_Options):
     symmetric memory) or ``"nvshmem"`` (the same on NVSHMEM's heap), the last two with a GPU per rank.
     ``sharded``: how ranks on GPUs sum rows that lie with others: ``"tiles"`` (copied while local rows are summed),
     ``"interleaved"`` (read by the kernel that sums local rows meanwhile, as MGG does), ``"staged"`` (copied in chunks
-    beside it) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
+    meanwhile) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
     ``log``: where epochs, settings and results of every member are also written: ``"tensorboard:DIR"``,
     ``"csv:FILE"``, ... or a list of them (docs/tracking.md).
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.

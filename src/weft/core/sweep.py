@@ -137,33 +137,6 @@ def as_plain(key: str, value: Any) -> Any:
 Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings
 
 
-def member_names(explicit: Sequence[Mapping[str, Any]], combinations: Sequence[Combination]) -> list[str]:
-    """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it.
-
-    Names are not empty and differ: the second of a kind gets ``#2``.
-    """
-    values = [values for _, values in combinations]
-    keys = seed_last({key: 0 for each in values for key in each if key != "name"})
-    varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in values) > 1]
-    labels = Labels({key: [each[key] for each in values if key in each] for key in varying})
-    entries = explicit or ({},)
-    short, full = [], []
-    for position, each in combinations:
-        named = isinstance(each.get("name"), str) and each["name"]
-        entry = with_args_apart(entries[position])
-        fixed = {key for key, value in entry.items() if not varies(key, value)} if named else set()
-        short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
-        full.append(labels.name(each, varying, named or ""))
-    taken = Counter(short)
-    seen: Counter[str] = Counter()
-    names = []
-    for brief, whole in zip(short, full, strict=True):
-        name = (brief if taken[brief] == 1 else whole) or describe(values[0]["model"])
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return names
-
-
 # ---- All combinations of a sweep's settings as Tasks: the grid, the draws, and what is refused.
 
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
@@ -189,7 +162,24 @@ def values_of(value: Any) -> list[Any]:
 def members_of(sweep: Sweep, label: str) -> list[Task]:
     """The members of a sweep, named by what varies; ``label`` begins the refusal of combinations that make no sense."""
     combinations = _combinations(sweep, label)
-    names = member_names(sweep.explicit, combinations)
+    # A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it.
+    chosen = [values for _, values in combinations]
+    keys = seed_last({key: 0 for each in chosen for key in each if key != "name"})
+    varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in chosen) > 1]
+    labels = Labels({key: [each[key] for each in chosen if key in each] for key in varying})
+    entries = sweep.explicit or ({},)
+    short, full = [], []
+    for position, each in combinations:
+        named = isinstance(each.get("name"), str) and each["name"]
+        entry = with_args_apart(entries[position])
+        fixed = {key for key, value in entry.items() if not varies(key, value)} if named else set()
+        short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
+        full.append(labels.name(each, varying, named or ""))
+    taken, same, names = Counter(short), Counter[str](), list[str]()
+    for brief, whole in zip(short, full, strict=True):
+        name = (brief if taken[brief] == 1 else whole) or describe(chosen[0]["model"])
+        same[name] += 1
+        names.append(name if same[name] == 1 else f"{name} #{same[name]}")
     tasks, seen = [], dict[tuple[Any, ...], str]()
     for name, (_, values) in zip(names, combinations, strict=True):
         task = Task(**joined_args({**values, "name": name}))

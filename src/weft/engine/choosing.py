@@ -314,13 +314,7 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
             free = room - (options.placement.cache or 0)
             placement = evaluate_by_layers(similar[0], len(similar), placement, estimator, free)
         placements[key] = placement
-    _check_sides(list(placements.values()), estimator.machine.device, options)
-    return estimator.with_placements(placements) if placements else estimator
-
-
-def _check_sides(placements: Sequence[DataPlacement], device: str, options: RunOptions) -> None:
-    """Refuse settings of who prepares batches if nothing would read them."""
-    hosted = any(place.read_by_gpu and not place.on_device for place in placements)
+    device, hosted = estimator.machine.device, any(p.read_by_gpu and not p.on_device for p in placements.values())
     reason = "on a CPU the host prepares all batches"
     if device == "cuda":
         reason = "features and edges lie on the GPU, which prepares all batches; give features='host'"
@@ -328,6 +322,7 @@ def _check_sides(placements: Sequence[DataPlacement], device: str, options: RunO
         unread = {"division": options.hardware is None and (device == "cpu" or not hosted), "overlap": device == "cpu"}
         if unread.get(name):
             raise SpecError(f"{option(name, value)} would have no effect: {reason}")
+    return estimator.with_placements(placements) if placements else estimator
 
 
 def evaluate_by_layers(task: Task, count: int, best: DataPlacement, estimator: Estimator, room: int) -> DataPlacement:

@@ -230,7 +230,7 @@ class Broadcast:
     """Stamps events with run, number and worker, and hands them to the journal, the display, loggers and the listener.
 
     The journal comes first: after a crash it is the one that says which numbers were given. An error of a logger or of
-    the user's listener is reported once, and training goes on. ``loggers``: by what messages call them.
+    the user's listener is reported once, and training continues. ``loggers``: by what messages call them.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ events.jsonl              the journal, one Event a line
 checkpoint.safetensors    the state to resume from
 result.json               settings, environment, metrics, history
 model.safetensors         the best weights
-kept.safetensors          what a user's module keeps in Python beside them, if it does
+kept.safetensors          what a user's module keeps in Python besides them, if it does
 report.html               the same for the eye
 
 Of a sweep: sweep.json (settings, members, groups), groups/KEY/checkpoint.safetensors, tasks/NAME/{result.json,

@@ -32,6 +32,7 @@ from weft.engine.machine import Given, find_machine, load_calibration
 from weft.engine.tuned_plan import TrialBounds, check_tuner, most_epochs, tuned_group
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import (
+    OverRanks,
     ShardingEstimate,
     estimate_sampled_sharding,
     estimate_sharding,
@@ -78,7 +79,16 @@ def plan(
     options.refuse_unread("plan", "would have no effect on a plan; give it to weft.run")
     label = work.label if isinstance(work, (Task, Sweep)) else ""
     if options.tuner is not None:
-        return _tuned(work, machine, label, options)
+        # The plan of a tuned sweep: its rows, and the most that all trials take.
+        kinds = check_tuner(options, work)
+        check_tasks(one_of_each(kinds))
+        there = find_machine(machine)
+        room = there.memory_bytes if options.budget is None else options.budget
+        estimator = Estimator(there, load_calibration(there))
+        tasks, plan, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
+        report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
+        (group,) = report.groups
+        return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
     work = with_all_splits(as_work(work, "weft.plan"))
     tasks = [work] if isinstance(work, Task) else work.tasks()
     name, limit = label or f"{len(tasks)} tasks", options.budget
@@ -99,19 +109,6 @@ def plan(
         planned = with_reason(group.plan, by_name, report.budget)
         groups.append(replace(group, plan=replace(planned, tasks=members, graph=graph, budget=limit)))
     return replace(report, groups=tuple(groups), work=work)
-
-
-def _tuned(work: object, machine: Given, label: str, options: RunOptions) -> PlanReport:
-    """The plan of a tuned sweep: its rows, and the most that all trials take."""
-    kinds = check_tuner(options, work)
-    check_tasks(one_of_each(kinds))
-    there = find_machine(machine)
-    room = there.memory_bytes if options.budget is None else options.budget
-    estimator = Estimator(there, load_calibration(there))
-    tasks, plan, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
-    report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
-    (group,) = report.groups
-    return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
 
 
 def report_on(
@@ -292,26 +289,22 @@ def shard_groups(
     estimates = []
     for index, group in enumerate(report.groups):
         tasks: tuple[Task, ...] = group.plan.tasks
-        counted = {
-            "parameters": sum(parameters[task.label] for task in tasks),
-            "fixed_bytes": report.machine.context_bytes + report.machine.workspace_bytes,
-        }
+        fixed_bytes = report.machine.context_bytes + report.machine.workspace_bytes  # CUDA and libraries
+        over = OverRanks(ranks, link, sum(parameters[task.label] for task in tasks), fixed_bytes)
         if group.plan.mode == "sampled":
             tasks = tuple(in_mode(task, "sampled", group.plan.batch) for task in tasks)
             parts = [task_part(task, ranks) for task in tasks]
             of_rank = replace(group.plan, compiled=False, placement=None, division=None, tasks=())
             part, stats = estimator.together(parts, of_rank).cost, estimator.stats(tasks[0])
-            counted["row_bytes"] = row_bytes(tasks[0], stats)
-            estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, ranks, link, **counted))
+            row = row_bytes(tasks[0], stats)
+            estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, over, row))
             continue
         effect = None if effects is None else effects[index]
         estimate = estimate_sharding(
             tasks,
             group.cost,
             estimator.stats(tasks[0]),
-            ranks,
-            link,
-            **counted,
+            over,
             first_once=group.plan.first_layer == "once",
             halo=None if effect is None else effect.halo_nodes,
             remote_edges=None if effect is None else effect.remote_edges,

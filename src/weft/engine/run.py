@@ -95,7 +95,18 @@ def run(
     if isinstance(work, PlanReport):
         report = work
         check_runnable(report)
-        limit = _limit_of_plan(report, options)
+        # The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be given again.
+        for name, value in options.for_plan.items():
+            # A plan has the name of a policy of the user's own, not the object.
+            if name != "budget" and not hasattr(value, "choose"):
+                raise SpecError(
+                    f"{name}={value!r}: plan {report.name!r} has decided that already; give it to weft.plan"
+                )
+        other = next((plan.places.sampler for plan in report.plans if plan.places.sampler != "default"), None)
+        if options.ranks > 1 and other is not None:
+            raise SpecError(f"plan {report.name!r} samples with sampler={other!r}, which ranks={options.ranks} do not")
+        limits = [limit for limit in (options.budget, report.plans[0].budget) if limit is not None]
+        limit = min(limits, default=None)
         work = as_work(report.work, "weft.run")
     kinds: list[Task] = []  # of trials
     if options.tuner is not None:
@@ -207,19 +218,6 @@ def _lost_ranks_explained(folder: RunFolder | None) -> Iterator[None]:
         kept = folder is not None and folder.opened and any(folder.path.rglob(FILE))
         how = f"continue from the checkpoint in {folder.path} with {switch('resume')}" if kept and folder else ""
         raise RankLostError(f"{error}; {how or 'there is no checkpoint yet'}", error.rank) from None
-
-
-def _limit_of_plan(report: PlanReport, options: RunOptions) -> int | None:
-    """The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be given again."""
-    for name, value in options.for_plan.items():
-        # A plan has the name of a policy of the user's own, not the object.
-        if name != "budget" and not hasattr(value, "choose"):
-            raise SpecError(f"{name}={value!r}: plan {report.name!r} has decided that already; give it to weft.plan")
-    other = next((plan.places.sampler for plan in report.plans if plan.places.sampler != "default"), None)
-    if options.ranks > 1 and other is not None:
-        raise SpecError(f"plan {report.name!r} samples with sampler={other!r}, which ranks={options.ranks} do not")
-    limits = [limit for limit in (options.budget, report.plans[0].budget) if limit is not None]
-    return min(limits, default=None)
 
 
 def _train(

@@ -1,4 +1,4 @@
-"""Read a node table (features, label, split) beside an edge table, both CSV or Parquet, with ids of any kind.
+"""Read a node table (features, label, split) next to an edge table, both CSV or Parquet, with ids of any kind.
 
 The node table has a column ``id`` (or node, node_id); ``label`` (or y, class, target) and ``split`` (train, val, test
 or empty) are optional; every other column is a feature. Ids are compared as text and kept as ``graph.ids``.

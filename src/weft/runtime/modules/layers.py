@@ -68,7 +68,13 @@ class CountedDropout(TorchFunctionMode):
         if func is torch_dropout and not torch.compiler.is_compiling():
             x, p, training, inplace = _arguments(*args, **(kwargs or {}))
             if training and not inplace and isinstance(p, (int, float)) and 0.0 < p < 1.0 and self._serves(x):
-                return self._drop(x, p)
+                site = self._next_site()
+                if x.numel() == 0:
+                    return x
+                if self._reduce.ranks > 1 and x.dim() > 1 and x.shape[0] == self._reduce.rows:
+                    return dropout_rows(x, p, self._clock, site, self._reduce.first_row)
+                rows = x.reshape(-1, x.shape[-1]) if x.dim() > 2 else x.reshape(1, 1) if x.dim() == 0 else x
+                return dropout(rows.contiguous(), p, self._clock, site).view(x.shape)
         if func is next_mask and self._serves(args[0]):
             return args[1], self._clock, self._next_site()
         if is_bypass(func):
@@ -81,15 +87,6 @@ class CountedDropout(TorchFunctionMode):
             return False
         observed = operators_are_observed() or (self._with_grad and not torch.is_grad_enabled())
         return not observed and vmap_sizes(x) is not None
-
-    def _drop(self, x: Tensor, p: float) -> Tensor:
-        site = self._next_site()
-        if x.numel() == 0:
-            return x
-        if self._reduce.ranks > 1 and x.dim() > 1 and x.shape[0] == self._reduce.rows:
-            return dropout_rows(x, p, self._clock, site, self._reduce.first_row)
-        rows = x.reshape(-1, x.shape[-1]) if x.dim() > 2 else x.reshape(1, 1) if x.dim() == 0 else x
-        return dropout(rows.contiguous(), p, self._clock, site).view(x.shape)
 
     def _next_site(self) -> int:
         self._site += 1
