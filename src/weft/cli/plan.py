@@ -35,8 +35,7 @@ def plan(
     ] = None,
     json: Json = False,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Also write the plan to a file, for `weft run FILE.json`."),
+        Path | None, typer.Option(metavar="FILE.json", help="Also write the plan to a file, for `weft run FILE.json`.")
     ] = None,
     plot: Annotated[
         Path | None,

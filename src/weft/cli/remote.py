@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 FAILED = 3  # exit code: a task that was waited for failed or was cancelled
 
 Server = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="The server.", show_default="$WEFT_SERVER, else http://127.0.0.1:8787"),
+    str | None, typer.Option(metavar="URL", help="The server.", show_default="$WEFT_SERVER, else http://127.0.0.1:8787")
 ]
 Token = Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.", show_default="$WEFT_TOKEN")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Ids of tasks, or names of sweeps.")]

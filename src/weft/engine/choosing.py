@@ -25,14 +25,7 @@ from weft.engine.estimator import NONE, Estimate, Estimator, groups_within_budge
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
 from weft.planner.grouping.limits import GroupLimits
-from weft.planner.placement import (
-    CHUNKS,
-    MODE_IS_SET,
-    candidates,
-    may_sample,
-    reasons,
-    with_cache,
-)
+from weft.planner.placement import CHUNKS, MODE_IS_SET, candidates, may_sample, reasons, with_cache
 from weft.planner.transfers import with_batches
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}

@@ -17,14 +17,7 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
-from weft.engine.choosing import (
-    decided_groups,
-    in_mode,
-    ways_to_train,
-    with_modes,
-    with_placements,
-    with_reason,
-)
+from weft.engine.choosing import decided_groups, in_mode, ways_to_train, with_modes, with_placements, with_reason
 from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimator
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile

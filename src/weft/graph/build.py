@@ -57,12 +57,7 @@ def row_offsets(keys: Tensor, num_rows: int, num_cols: int) -> Tensor:
 
 
 def undirected(
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    weight: Tensor | None,
-    relation: Tensor | None,
-    attr: Tensor | None = None,
+    src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, relation: Tensor | None, attr: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Every joined pair once in each direction, self loops once.
 

@@ -37,14 +37,7 @@ from weft.ops.csr.adjacency import Adjacency
 
 BLOCK_BYTES = 2**26
 # numpy has no bfloat16: its bits are kept as int16.
-NUMPY_TYPES = {
-    "float32": "<f4",
-    "float16": "<f2",
-    "bfloat16": "<i2",
-    "float64": "<f8",
-    "int32": "<i4",
-    "int64": "<i8",
-}
+NUMPY_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "float64": "<f8", "int32": "<i4", "int64": "<i8"}
 
 
 @dataclass(frozen=True)

@@ -195,12 +195,7 @@ class EpochClock:
     """
 
     def __init__(
-        self,
-        program: Program,
-        machine: Machine,
-        calibration: Calibration,
-        stats: GraphStats | None,
-        mode: RunMode,
+        self, program: Program, machine: Machine, calibration: Calibration, stats: GraphStats | None, mode: RunMode
     ) -> None:
         self.program, self.machine, self.calibration = program, machine, calibration
         self.stats, self.mode = stats, mode

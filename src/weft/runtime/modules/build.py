@@ -18,14 +18,7 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.settings import (
-    SIZES,
-    arguments,
-    function_of,
-    in_words,
-    refused_argument,
-    signature_of,
-)
+from weft.runtime.modules.settings import SIZES, arguments, function_of, in_words, refused_argument, signature_of
 from weft.runtime.modules.state import CACHED, LOCKS, followers, reachable
 
 

@@ -291,11 +291,7 @@ class Forward:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        dtype: torch.dtype = torch.float32,
-        reduce: Reduce = ONE_RANK,
+        self, model: nn.Module, layout: Layout, dtype: torch.dtype = torch.float32, reduce: Reduce = ONE_RANK
     ) -> None:
         self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, bind(model), dtype, reduce
         self._own_eval = type(model).eval is not nn.Module.eval or "eval" in vars(model)
