@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 FAILED = 3  # exit code: every member of a sweep failed
 PROGRESS = ("auto", "live", "plain", "json", "none")
 MOST_TOLD = 8  # members that went wrong
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC")
+]
+Progress = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(PROGRESS),
+        help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
+        show_default="live on a terminal, else plain",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")]
 
 
 @takes(*run_options("run"))
@@ -44,21 +57,11 @@ def run(
             metavar="SPEC.toml|PLAN.json",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
-    ] = None,
+    out: Out = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --progress json.")] = False,
-    progress: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|live|plain|json|none",
-            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else plain",
-        ),
-    ] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    progress: Progress = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add the seeds, settings or epochs that the run in --out lacks.")
     ] = False,
@@ -121,20 +124,10 @@ def tune(
     spec: Annotated[
         Path, typer.Argument(help="TOML file of a sweep, whose lists and ranges are the space.", metavar="SPEC.toml")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
-    ] = None,
-    progress: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|live|plain|json|none",
-            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else plain",
-        ),
-    ] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    out: Out = None,
+    progress: Progress = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     changes: Changes = None,
     **given: Any,
 ) -> None:
@@ -234,15 +227,15 @@ def _ask(folder: Path) -> tuple[bool, bool]:
     return answer.startswith("r"), answer.startswith("o")
 
 
-def _progress(asked: str, json: bool) -> str:
+def _progress(choice: str, json: bool) -> str:
     """How to show what happens: ``live``, ``plain``, ``json`` or ``none``."""
-    if asked not in PROGRESS:
-        raise SpecError(f"--progress {asked}: must be one of {', '.join(PROGRESS)}")
-    if json and asked not in ("auto", "json"):
-        raise SpecError(f"--json and --progress {asked}: give one of the two")
+    if choice not in PROGRESS:
+        raise SpecError(f"--progress {choice}: must be one of {', '.join(PROGRESS)}")
+    if json and choice not in ("auto", "json"):
+        raise SpecError(f"--json and --progress {choice}: give one of the two")
     if json:
         return "json"
-    return asked if asked != "auto" else "live" if sys.stdout.isatty() else "plain"
+    return choice if choice != "auto" else "live" if sys.stdout.isatty() else "plain"
 
 
 def _show_summary(result: Result, folder: Path) -> None:

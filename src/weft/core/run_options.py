@@ -142,61 +142,39 @@ class Placement(_Options):
     algorithm in CUDA C++).
     """
 
+    # fmt: off
     features: str | None = run_option(
-        None,
-        str,
+        None, str,
         "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the GPU) "
-        "or disk (a saved graph's files).",
-        "run plan queue",
-        shown="the first that fits",
-        choices=PLACES,
+            "or disk (a saved graph's files).",
+        "run plan queue", shown="the first that fits", choices=PLACES,
     )
     topology: str | None = run_option(
-        None,
-        str,
-        "Where edges are kept; the same choices.",
-        "run plan queue",
-        shown="the first that fits",
+        None, str, "Where edges are kept; the same choices.", "run plan queue", shown="the first that fits",
         choices=PLACES,
     )
     cache: int | None = run_option(
-        None,
-        int,
-        "Of the device, for the cache: 2GiB.",
-        "run plan queue",
-        "BYTES",
-        "what the budget leaves",
+        None, int, "Of the device, for the cache: 2GiB.", "run plan queue", "BYTES", "what the budget leaves",
         parse=parse_bytes,
     )
     cache_policy: Any = run_option(
-        None,
-        str,
-        f"What the cache holds, by: {', '.join(POLICIES)}.",
-        "run plan queue",
-        shown="degree, benefit for edges",
-        choices=POLICIES,
-        accepts=lambda value: callable(getattr(value, "choose", None)),
-        described="an object with a choose method",
+        None, str, f"What the cache holds, by: {', '.join(POLICIES)}.", "run plan queue",
+        shown="degree, benefit for edges", choices=POLICIES,
+        accepts=lambda value: callable(getattr(value, "choose", None)), described="an object with a choose method",
     )
     division: str | float | None = run_option(
-        None,
-        str,
-        "How batches are divided between host and GPU; a number: the share of the GPU.",
-        "run plan queue",
-        "elastic|fixed|SHARE",
-        "elastic",
-        parse=parse_division,
+        None, str, "How batches are divided between host and GPU; a number: the share of the GPU.", "run plan queue",
+        "elastic|fixed|SHARE", "elastic", parse=parse_division,
     )
     overlap: bool = run_option(
-        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.", "run plan queue"
+        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.",
+        "run plan queue",
     )
     sampler: str = run_option(
-        "default",
-        str,
-        f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).",
-        "run plan queue",
+        "default", str, f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).", "run plan queue",
         choices=SAMPLERS,
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -256,112 +234,75 @@ class RunOptions(_Options):
     ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
     """
 
+    # fmt: off
     device: str = run_option(
-        "auto",
-        str,
-        "auto (a GPU if there is one), cpu, cuda, cuda:N.",
-        "run cluster",
+        "auto", str, "auto (a GPU if there is one), cpu, cuda, cuda:N.", "run cluster",
         parse=lambda value, _: check_device_name(str(value)),
     )
     prune: Any = run_option(
-        None,
-        str,
-        "End members of a sweep that are not worth training on: median.",
-        shown="none",
-        choices=("median",),
-        accepts=callable,
+        None, str, "End members of a sweep that are not worth training on: median.", shown="none",
+        choices=("median",), accepts=callable,
         described="a callable (epoch, scores, running) -> names, such as weft.MedianPruner()",
     )
     tuner: Any = run_option(
-        None,
-        str,
-        f"Train the trials of a search, chosen by: {', '.join(TUNERS)}.",
-        "tune plan",
-        shown="none",
+        None, str, f"Train the trials of a search, chosen by: {', '.join(TUNERS)}.", "tune plan", shown="none",
         choices=TUNERS,
         accepts=lambda value: (
             value in plugin_names("tuners")
             if isinstance(value, str) and value not in TUNERS
             else any(all(hasattr(value, name) for name in names) for names in (TUNES, STUDIES))
-        ),
+            ),
         described="an object with the methods of weft.Tuner (ask, report, stop and tell), or a study of Optuna",
     )
     trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)
     width: int | None = run_option(
-        None, int, "How many trials train at once.", "tune plan", shown="what fills the device and fits", low=1
+        None, int, "How many trials train at once.", "tune plan", shown="what fills the device and fits", low=1,
     )
     budget: int | None = run_option(
-        None,
-        int,
-        "Memory it may take, such as 24GiB.",
-        "run plan cluster queue",
-        "BYTES",
-        "what is free on the device",
-        parse=parse_bytes,
+        None, int, "Memory it may take, such as 24GiB.", "run plan cluster queue", "BYTES",
+        "what is free on the device", parse=parse_bytes,
     )
     weave: str | None = run_option(
-        None,
-        str,
+        None, str,
         "How tasks of different structure share a GPU: one after another, concurrent, or merged into one step.",
-        "run plan queue",
-        "off|concurrent|merged|merged+push",
-        "concurrent if they do not fill it",
-        choices=WEAVES,
+        "run plan queue", "off|concurrent|merged|merged+push", "concurrent if they do not fill it", choices=WEAVES,
         parse=parse_weave,
     )
     compile: bool | None = run_option(
-        None,
-        bool,
-        "Compile steps with Inductor, or never.",
-        "run plan queue",
+        None, bool, "Compile steps with Inductor, or never.", "run plan queue",
         shown="on a GPU, if predicted to pay off",
     )
     ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", "run queue cluster", low=1)
     placement: Placement = Placement()
     order: str = run_option(
-        "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS
+        "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS,
     )
     peers: str = run_option(
-        "auto",
-        str,
-        "With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.",
+        "auto", str, "With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.",
         choices=PEERS,
     )
     sharded: str | None = run_option(
-        None,
-        str,
-        f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.",
-        "run queue",
-        shown="the fastest on large graphs, else fetched",
-        choices=SHARDED_KERNELS,
+        None, str, f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.", "run queue",
+        shown="the fastest on large graphs, else fetched", choices=SHARDED_KERNELS,
     )
     checkpoint_every: float = run_option(
-        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
+        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0,
     )
     log: tuple[str, ...] = run_option(
-        (),
-        tuple,
+        (), tuple,
         "Also log to: tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT], csv:FILE, parquet:FILE, "
-        "logging[:NAME]; repeat.",
-        "run",
-        "KIND[:WHERE]",
-        "none",
-        parse=parse_log,
+            "logging[:NAME]; repeat.",
+        "run", "KIND[:WHERE]", "none", parse=parse_log,
     )
     batches: Any = run_option(
-        None,
-        type(None),
-        readers="run",
-        accepts=lambda value: hasattr(value, "__iter__"),
+        None, type(None), readers="run", accepts=lambda value: hasattr(value, "__iter__"),
         described="a loader of batches, such as PyG's NeighborLoader",
     )
     hardware: Any = run_option(
-        None,
-        type(None),
-        readers="run",
-        accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
+        None, type(None), readers="run", accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
         described="an object with name, registry() and preparers(parts)",
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()

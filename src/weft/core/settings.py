@@ -301,11 +301,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_per_relation(hop: Any) -> bool:
-    """Whether a hop takes neighbours of each relation apart."""
-    return not _is_count(hop)
-
-
 def plain_hop(hop: Hop) -> Any:
     """A hop for JSON, which :func:`read_fanout` reads back."""
     if isinstance(hop, int):

@@ -132,13 +132,9 @@ def as_plain(key: str, value: Any) -> Any:
     return plain_value(value)
 
 
-# ---- Names of a sweep's members: the settings that vary, short where that is enough to tell members apart.
-
-Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings
-
-
 # ---- All combinations of a sweep's settings as Tasks: the grid, the draws, and what is refused.
 
+Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
 REDRAWS = 50  # attempts at a combination that was not drawn before
 
@@ -162,7 +158,8 @@ def values_of(value: Any) -> list[Any]:
 def members_of(sweep: Sweep, label: str) -> list[Task]:
     """The members of a sweep, named by what varies; ``label`` begins the refusal of combinations that make no sense."""
     combinations = _combinations(sweep, label)
-    # A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it.
+    # A name for every combination: what varies, short where that is enough to tell members apart, the second of a kind
+    # with ``#2``; a name given in ``tasks`` stands for the settings given with it.
     chosen = [values for _, values in combinations]
     keys = seed_last({key: 0 for each in chosen for key in each if key != "name"})
     varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in chosen) > 1]

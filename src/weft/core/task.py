@@ -17,7 +17,6 @@ from weft.core.settings import (
     Rule,
     check_group_settings,
     choice,
-    is_per_relation,
     number_in,
     object_name,
     open_choice,
@@ -345,7 +344,7 @@ class Task:
                 f"{where}fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for layers={self.layers}; "
                 "give one number per layer"
             )
-        if not traits.relational and any(map(is_per_relation, fanout)):
+        if not traits.relational and not all(isinstance(hop, int) for hop in fanout):
             raise SpecError(
                 f"{where}fan-outs per relation are for models that read relations, such as rgcn; {self.model} takes "
                 "one number per hop"

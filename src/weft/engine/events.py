@@ -41,7 +41,8 @@ class EventSource:
         """Emit an event about the task, or about the sweep as a whole."""
 
     def event_of(self, member: str, kind: str, **data: Any) -> None:
-        """Emit an event about one member."""
+        """Emit an event about one member, which may be all there are."""
+        self.event(kind, **data)
 
     def note(self, message: str) -> None:
         """Something worth reading."""
@@ -113,9 +114,6 @@ class TaskEvents(EventSource):
 
     def event(self, kind: str, **data: Any) -> None:
         self._emit(Event(kind, self._label, data, group=self._key))
-
-    def event_of(self, member: str, kind: str, **data: Any) -> None:
-        self.event(kind, **data)
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         self._key = key
