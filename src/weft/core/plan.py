@@ -133,12 +133,12 @@ class Plan(PlainData):
 
     def _part(self, stacks: tuple[tuple[int, ...], ...]) -> Plan:
         """The plan for some of the stacks alone."""
-        places = sorted(place for stack in stacks for place in stack)
-        slot = {place: index for index, place in enumerate(places)}
-        moved = tuple(tuple(slot[place] for place in stack) for stack in stacks)
+        places = sorted(member for stack in stacks for member in stack)
+        slot = {member: index for index, member in enumerate(places)}
+        moved = tuple(tuple(slot[member] for member in stack) for stack in stacks)
         join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
-        members = tuple(self.members[place] for place in places)
-        tasks = tuple(self.tasks[place] for place in places) if self.tasks else ()
+        members = tuple(self.members[member] for member in places)
+        tasks = tuple(self.tasks[member] for member in places) if self.tasks else ()
         stacks = moved if len(moved) > 1 else ()
         return replace(self, members=members, join=join, stacks=stacks, tasks=tasks, weights=(), cost={}, measured={})
 

@@ -91,9 +91,9 @@ def parse_log(value: Any, name: str) -> tuple[str, ...]:
     for spec in specs:
         kind, _, where = spec.partition(":")
         if kind not in LOGGERS and kind not in (added := plugin_names("loggers")):
-            known = [f"{kind}:{needs}".replace(":[", "[:") for kind, needs in LOGGERS.items()]
+            kinds = [f"{kind}:{needs}".replace(":[", "[:") for kind, needs in LOGGERS.items()]
             hint = nearest_names(kind, (*LOGGERS, *added))
-            raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*known, *added))}")
+            raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*kinds, *added))}")
         needs = LOGGERS.get(kind, "[]")
         if not where and not needs.startswith("["):
             raise SpecError(f"{option(name, spec)} must say where: {kind}:{needs}")
@@ -107,22 +107,22 @@ class _Options:
     """A table of options: checks every field by its rule and knows which were given."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            if "rule" in one.metadata:
-                value = one.metadata["rule"].check("", one.name, getattr(self, one.name))
-                object.__setattr__(self, one.name, value)
+        for row in fields(self):  # type: ignore[arg-type]
+            if "rule" in row.metadata:
+                value = row.metadata["rule"].check("", row.name, getattr(self, row.name))
+                object.__setattr__(self, row.name, value)
 
     @property
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name; those of a placement under their own names."""
-        found: dict[str, Any] = {}
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
+        changed: dict[str, Any] = {}
+        for row in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, row.name)
             if isinstance(value, Placement):
-                found |= value.given
-            elif value is not one.default and value != one.default:
-                found[one.name] = value
-        return found
+                changed |= value.given
+            elif value is not row.default and value != row.default:
+                changed[row.name] = value
+        return changed
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class RunOptions(_Options):
     @classmethod
     def of(cls, **options: Any) -> RunOptions:
         """Options by their names, those of a placement included."""
-        placed = {one.name: options.pop(one.name) for one in fields(Placement) if one.name in options}
+        placed = {row.name: options.pop(row.name) for row in fields(Placement) if row.name in options}
         return cls(**options, placement=Placement(**placed)) if placed else cls(**options)
 
     def with_keywords(self, **keywords: Any) -> RunOptions:
@@ -327,7 +327,7 @@ class RunOptions(_Options):
     def refuse_unread(self, reader: str, words: str) -> None:
         """A :class:`SpecError` for the first option that ``reader`` does not read; ``words`` say why."""
         for name, value in self.given.items():
-            if name not in (one.name for one in options_of(reader)):
+            if name not in (row.name for row in options_of(reader)):
                 raise SpecError(f"{option(name, value[0] if isinstance(value, tuple) else value)} {words}")
 
     @property
@@ -342,7 +342,7 @@ class RunOptions(_Options):
     @property
     def for_plan(self) -> dict[str, Any]:
         """The given options that change a plan."""
-        return {one.name: self.given[one.name] for one in options_of("plan") if one.name in self.given}
+        return {row.name: self.given[row.name] for row in options_of("plan") if row.name in self.given}
 
     def for_group(self, tasks: Sequence[Task]) -> RunOptions:
         """The same for some of the tasks that they were given for, without options about other tasks."""
@@ -440,7 +440,7 @@ def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:
     """A :class:`SpecError` for keywords that ``caller`` does not take by themselves; says where an option is given."""
     for name, value in keywords.items():
         for table, given_as in ((RunOptions, "options=RunOptions"), (Placement, "placement=Placement")):
-            if any(one.name == name for one in fields(table)):
+            if any(row.name == name for row in fields(table)):
                 shown = option(name, value)
                 raise SpecError(f"{caller} takes no {shown} by itself; give {given_as}({shown})")
         raise SpecError(f"{caller} takes no {name}={nearest_names(name, RunOptions.__dataclass_fields__)}")
@@ -448,5 +448,5 @@ def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:
 
 def options_of(reader: str) -> list[Any]:
     """The fields of all options that ``reader`` reads, those of a placement included, in the order of the table."""
-    every = [one for table in (RunOptions, Placement) for one in fields(table) if "rule" in one.metadata]
-    return [one for one in every if reader in one.metadata["readers"]]
+    every = [row for table in (RunOptions, Placement) for row in fields(table) if "rule" in row.metadata]
+    return [row for row in every if reader in row.metadata["readers"]]

@@ -63,8 +63,8 @@ def read_value(name: str, value: Any) -> Any:
 def with_args_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with each of ``model_args`` under a key of its own: ``model_args.width``."""
     args = settings.get("model_args", {})
-    found = {key: value for key, value in settings.items() if key != "model_args"}
-    return found | {f"{ARGS}{name}": value for name, value in args.items()}
+    apart = {key: value for key, value in settings.items() if key != "model_args"}
+    return apart | {f"{ARGS}{name}": value for name, value in args.items()}
 
 
 def joined_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def joined_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any
     args = {key.removeprefix(ARGS): value for key, value in values.items() if key.startswith(ARGS)}
     if whole:
         args = {name: (value,) if isinstance(value, (list, tuple, range)) else value for name, value in args.items()}
-    found = {key: value for key, value in values.items() if not key.startswith(ARGS)}
-    return found | ({"model_args": args} if args else {})
+    joined = {key: value for key, value in values.items() if not key.startswith(ARGS)}
+    return joined | ({"model_args": args} if args else {})
 
 
 def setting_of(task: Task, key: str, absent: Any = None) -> Any:
@@ -436,9 +436,9 @@ class Sweep:
         """The inverse of :meth:`to_dict`, for sweeps whose graphs and models have names."""
         own = ("name", "tasks", "samples", "sample_seed")
         settings = {key: read_value(key, value) for key, value in data.items() if key not in own}
-        given = {key: data[key] for key in ("name", "samples", "sample_seed") if key in data}
+        values = {key: data[key] for key in ("name", "samples", "sample_seed") if key in data}
         entries = [{key: read_value(key, value) for key, value in entry.items()} for entry in data.get("tasks", ())]
-        return cls(tasks=entries, **given, **settings)
+        return cls(tasks=entries, **values, **settings)
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task], name: str | None = None) -> Sweep:
@@ -453,10 +453,10 @@ class Sweep:
         if first.traits is not None:  # a named model has the usual value of a setting that is left out
             chosen = [key for key in chosen if key.startswith(ARGS) or getattr(first, key) != getattr(usual, key)]
         settings = joined_args({key: setting_of(first, key) for key in chosen}, whole=True)
-        own = [[key for key in names if key not in shared and gives(task, key)] for task in tasks]
+        given_keys = [[key for key in names if key not in shared and gives(task, key)] for task in tasks]
         entries = [
             {"name": task.name} | joined_args({key: setting_of(task, key) for key in keys}, whole=True)
-            for task, keys in zip(tasks, own, strict=True)
+            for task, keys in zip(tasks, given_keys, strict=True)
         ]
         return cls(tasks=[{k: v for k, v in e.items() if k != "name" or v} for e in entries], name=name, **settings)
 

@@ -226,7 +226,7 @@ class Task:
         """Neighbours per hop: as given, or one of the usual numbers per layer."""
         if self.fanout is not None:
             return self.fanout
-        return tuple(USUAL_FANOUT[min(place, len(USUAL_FANOUT) - 1)] for place in range(self.layers))
+        return tuple(USUAL_FANOUT[min(hop, len(USUAL_FANOUT) - 1)] for hop in range(self.layers))
 
     @property
     def traits(self) -> ModelTraits | None:
@@ -456,6 +456,6 @@ def reject_unknown(data: Iterable[str], where: str) -> None:
 def meant(name: str, known: Iterable[str]) -> str:
     """Which setting of ``known`` an unknown ``name`` means: what other libraries call so, or the closest one."""
     own = ELSEWHERE.get(name.rpartition(".")[2])
-    target = next((one for one in known if own is not None and one.rpartition(".")[2] == own), None)
+    target = next((setting for setting in known if own is not None and setting.rpartition(".")[2] == own), None)
     hint = f"did you mean {target!r}?" if target else did_you_mean(name, known)
     return hint or "docs/api.md lists the settings of a task; what only your own model reads goes in model_args"

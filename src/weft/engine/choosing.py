@@ -51,8 +51,8 @@ def phases_key(tasks: Sequence[Task], placement: DataPlacement, digest: str, tra
     ]
     shape = (first.model_name, first.layers, first.hidden, first.precision, len(tasks))
     where = (placement.features, placement.topology, placement.cache_bytes)
-    others = sorted({f"{task.model_name}x{task.layers}x{task.hidden}" for task in tasks} if len(tasks) > 1 else ())
-    more = others if len(others) > 1 else ()  # structures that train on the same batches
+    structures = sorted({f"{task.model_name}x{task.layers}x{task.hidden}" for task in tasks} if len(tasks) > 1 else ())
+    more = structures if len(structures) > 1 else ()  # structures that train on the same batches
     return " ".join(map(str, (digest, trainer, *shape, *model, *more, *first.fanouts, first.batch, *where)))
 
 

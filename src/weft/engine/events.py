@@ -167,10 +167,10 @@ class SweepEvents(EventSource):
             )
         self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = self._names(group)
-        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
-        about |= {"settings": [self._settings(task, shared=False) for task in group.tasks if task.label in names]}
-        about |= {} if names else {"rows": len(group.tasks)}
-        self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
+        facts = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
+        facts |= {"settings": [self._settings(task, shared=False) for task in group.tasks if task.label in names]}
+        facts |= {} if names else {"rows": len(group.tasks)}
+        self.event("group", **self._group, **facts, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
     def _whole(self) -> dict[str, Any]:
         """What all groups are together."""

@@ -98,16 +98,16 @@ def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], fi
     """For every task of the former run the one of ``tasks`` that has its settings, maybe with more epochs."""
     described = [(task, task.to_dict()) for task in tasks]
     found = []
-    for one in saved:
+    for entry in saved:
         for task, now in described:
             keys = [key for key in now if key not in MAY_DIFFER]
-            if all(one.get(key) == now[key] or (key not in one and not now[key]) for key in keys):
+            if all(entry.get(key) == now[key] or (key not in entry and not now[key]) for key in keys):
                 found.append(task)
                 break
         else:
             raise SpecError(
-                f"{file}: {one.get('name') or one['model']!r} is not in this sweep; extending keeps what is there, so "
-                f"give all settings, the former ones too, or choose another {option('out')}"
+                f"{file}: {entry.get('name') or entry['model']!r} is not in this sweep; extending keeps what is there, "
+                f"so give all settings, the former ones too, or choose another {option('out')}"
             )
     return found
 
@@ -115,19 +115,19 @@ def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], fi
 def lengthened(checkpoint: Checkpoint, tasks: Sequence[Task], place: Path) -> Checkpoint:
     """The checkpoint of a group whose ``tasks`` have as many epochs as before, or more."""
     saved = checkpoint.about.get("tasks", [])
-    if len(saved) != len(tasks) or all(one["epochs"] == task.epochs for one, task in zip(saved, tasks, strict=True)):
+    if len(saved) != len(tasks) or [entry["epochs"] for entry in saved] == [task.epochs for task in tasks]:
         return checkpoint
     tensors, members = dict(checkpoint.tensors), [dict(member) for member in checkpoint.about["members"]]
     length = max(task.epochs for task in tasks)
-    for index, (one, task) in enumerate(zip(saved, tasks, strict=True)):
+    for index, (entry, task) in enumerate(zip(saved, tasks, strict=True)):
         history = tensors[f"{index}.history"]
         more = history.new_full((max(length - history.shape[0], 0), history.shape[1]), torch.nan)
         tensors[f"{index}.history"] = torch.cat([history, more])
-        if task.epochs != one["epochs"] and members[index]["status"] in (RUNNING, "finished"):
-            _check_more_epochs(task, one["epochs"], int(checkpoint.about["epoch"]), members[index]["status"], place)
+        if task.epochs != entry["epochs"] and members[index]["status"] in (RUNNING, "finished"):
+            _check_more_epochs(task, entry["epochs"], int(checkpoint.about["epoch"]), members[index]["status"], place)
             members[index]["status"] = RUNNING
             tensors[f"{index}.end"] = torch.full_like(tensors[f"{index}.end"], task.epochs)
-    described = [{**one, "epochs": task.epochs} for one, task in zip(saved, tasks, strict=True)]
+    described = [{**entry, "epochs": task.epochs} for entry, task in zip(saved, tasks, strict=True)]
     about = {**checkpoint.about, "tasks": described, "members": members, "finished": False}
     return replace(checkpoint, tensors=tensors, about=about)
 
@@ -176,7 +176,7 @@ class RunFolder:
         self._renamed: dict[str, str] = {}  # members of a run that is extended, to the names that they have now
         self._lock = FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
-        there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
         if not there.is_dir():
             raise SpecError(f"{option('out', path)}: cannot be made a folder ({there} is a file); choose another one")
         if not os.access(there, os.W_OK | os.X_OK):
@@ -287,16 +287,16 @@ class RunFolder:
 
     def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:
         """The checkpoint to resume the group ``key`` from; refuses one of other tasks."""
-        place = self.place(key)
-        checkpoint = read_checkpoint(place)
+        folder = self.place(key)
+        checkpoint = read_checkpoint(folder)
         if checkpoint is not None and self._extends:
-            checkpoint = lengthened(checkpoint, tasks, place / FILE)
+            checkpoint = lengthened(checkpoint, tasks, folder / FILE)
         if checkpoint is not None:
-            saved, file = checkpoint.about.get("tasks", []), place / FILE
+            saved, file = checkpoint.about.get("tasks", []), folder / FILE
             if len(saved) != len(tasks):
                 raise SpecError(f"{file}: holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}")
-            for one, task in zip(saved, tasks, strict=True):
-                check_same_task(one, task.to_dict(), file)
+            for entry, task in zip(saved, tasks, strict=True):
+                check_same_task(entry, task.to_dict(), file)
         return checkpoint
 
     def has_checkpoint(self, key: str) -> bool:
@@ -389,13 +389,13 @@ class SweepFolder(RunFolder):
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             check_format(data, file)
-            saved, groups = data["tasks"], [(one["key"], Plan.from_dict(one["plan"])) for one in data["groups"]]
+            saved, groups = data["tasks"], [(entry["key"], Plan.from_dict(entry["plan"])) for entry in data["groups"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
         tasks = self._sweep.tasks()
         if self._extends:
             # Members of the former run go by the names that they have now.
-            before = [one.get("name") or one["model"] for one in saved]
+            before = [entry.get("name") or entry["model"] for entry in saved]
             labels = (task.label for task in former_members(saved, tasks, file))
             now, names = dict(zip(before, labels, strict=True)), set(self._names.values())
             self._renamed = now
@@ -406,8 +406,8 @@ class SweepFolder(RunFolder):
                 f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
                 f"resume with the same settings, or choose another {option('out')} to start afresh"
             )
-        for one, task in zip(saved, tasks, strict=True):
-            check_same_task(one, task.to_dict(), file)
+        for entry, task in zip(saved, tasks, strict=True):
+            check_same_task(entry, task.to_dict(), file)
         return groups
 
     def open(self, afresh: bool) -> None:

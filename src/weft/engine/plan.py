@@ -392,13 +392,13 @@ def _taken(group: GroupEstimate, tasks: Sequence[Task], ways: Sequence[Way], est
 
 def explanation(report: PlanReport) -> str:
     """The ways of every group as text, the one that was planned marked."""
-    return "\n".join(line for name, one in explained(report).items() for line in one.lines(name, report.budget))
+    return "\n".join(line for name, group in explained(report).items() for line in group.lines(name, report.budget))
 
 
 def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches are divided; a SpecError if there is none."""
-    found = {name: group.taken.simulation for name, group in explained(report, divided=True).items()}
-    simulations = {f"{name}: {each.division.words()}": each for name, each in found.items() if each is not None}
+    simulated = {name: group.taken.simulation for name, group in explained(report, divided=True).items()}
+    simulations = {f"{name}: {each.division.words()}": each for name, each in simulated.items() if each is not None}
     if not simulations:
         raise SpecError(
             "--simulate: no group has batches that a host and a GPU prepare together; that needs mode='sampled', a "

@@ -340,9 +340,9 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     for path, module in model.named_modules(remove_duplicate=False):
         tensors = {**module._parameters, **module._buffers}.items()
         passing = module._non_persistent_buffers_set
-        own = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
-        if not own.keys() <= state.keys() or is_parametrized(module):
-            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | own
+        held = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
+        if not held.keys() <= state.keys() or is_parametrized(module):
+            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | held
     return state
 
 

@@ -215,8 +215,8 @@ def _lost_ranks_explained(folder: RunFolder | None) -> Iterator[None]:
     try:
         yield
     except RankLostError as error:
-        kept = folder is not None and folder.opened and any(folder.path.rglob(FILE))
-        how = f"continue from the checkpoint in {folder.path} with {switch('resume')}" if kept and folder else ""
+        continues = folder is not None and folder.opened and any(folder.path.rglob(FILE))
+        how = f"continue from the checkpoint in {folder.path} with {switch('resume')}" if continues and folder else ""
         raise RankLostError(f"{error}; {how or 'there is no checkpoint yet'}", error.rank) from None
 
 
@@ -229,7 +229,7 @@ def _train(
     def as_a_whole(members: list[Result]) -> Result | SweepResult:
         if isinstance(work, Task):
             return members[0]
-        sweep = work if not isinstance(job, TunedJob) else Sweep.of_trials([one.task for one in members], work.name)
+        sweep = Sweep.of_trials([m.task for m in members], work.name) if isinstance(job, TunedJob) else work
         seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, sweep)
         importance = job.importance if isinstance(job, TunedJob) else {}
         return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs, importance)

@@ -86,7 +86,7 @@ def _captured(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merg
     except WeftError:
         raise
     except Exception as error:
-        models = ", ".join(dict.fromkeys(one.model_name for one in group))
+        models = ", ".join(dict.fromkeys(task.model_name for task in group))
         raise SpecError(
             f"task {group[0].label!r}: model {models} fails in training: {type(error).__name__}: {error}"
         ) from error
@@ -162,8 +162,8 @@ def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
     """Steps one after another, on the streams that :class:`weft.runtime.device.cuda_graph.ConcurrentSteps` uses."""
 
     def beside(steps: Steps) -> None:
-        for place, step in enumerate(steps):
-            observer.stream = 1 + place % SIDE_STREAMS
+        for number, step in enumerate(steps):
+            observer.stream = 1 + number % SIDE_STREAMS
             step()
         observer.stream = 0
 

@@ -659,8 +659,8 @@ class GroupRun:
         buffers = {name: member.tensor(f"loop.{TOP_BUFFER}{name}") for name in member.stack.state.buffers}
         for _, epoch, slot in sorted(zip((-scores).tolist(), epochs.tolist(), range(len(flats)), strict=True)):
             if epoch >= 0:
-                own = {name: copies[slot] for name, copies in buffers.items()}
-                yield epoch, member.stack.members.model_of(member.slot, flats[slot], own)
+                buffers_of_slot = {name: copies[slot] for name, copies in buffers.items()}
+                yield epoch, member.stack.members.model_of(member.slot, flats[slot], buffers_of_slot)
 
     def gradient_norm(self, index: int) -> float:
         """The norm of a member's gradient in its last step, where its task has callbacks."""

@@ -147,8 +147,8 @@ class Predictor:
                 raise SpecError(f"fanout={fanout} has {len(hops)} hops for {self._layers} layers; give one per layer")
             if hops is None or not nodes.numel():
                 return self._exact(nodes, layer, count).float().cpu()
-            ids, places = nodes.unique(return_inverse=True)  # of a repeated row a loop would lead to the first
-            return self._sampled(ids, hops[:count], seed, layer).float().cpu()[places]
+            ids, positions = nodes.unique(return_inverse=True)  # of a repeated row a loop would lead to the first
+            return self._sampled(ids, hops[:count], seed, layer).float().cpu()[positions]
 
     def _number(self, layer: int | str) -> int | None:
         """How many layers are run to get what ``layer`` returns; None: the model is called, and a part of it taken."""
@@ -169,11 +169,11 @@ class Predictor:
         """From all neighbours: of the nodes' neighbourhoods, or of the whole graph."""
         parts, some = None, 0 < nodes.numel() < self.graph.num_nodes
         if count is not None and self._restrict and some:
-            ids, places = nodes.unique(return_inverse=True)
+            ids, positions = nodes.unique(return_inverse=True)
             parts = self._neighbourhood(ids, count)
         self.computed = "whole graph" if parts is None else "neighbourhoods"
         if parts is not None:
-            return self._through(*parts).index_select(0, places.to(self.device))
+            return self._through(*parts).index_select(0, positions.to(self.device))
         if layer is not None or not self.keep:
             return self._whole(nodes, layer, count)
         # In host memory: a lookup on a GPU that trains took 8 ms, waiting for its turn.
@@ -187,18 +187,18 @@ class Predictor:
 
     def _neighbourhood(self, nodes: Tensor, hops: int) -> tuple[list[Adjacency], Tensor] | None:
         """A block per layer and the features that the first one needs; None if the whole graph costs less."""
-        indptr, blocks, edges, found = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
+        indptr, blocks, edges, needed = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
         # Of a graph that does not fit as a whole only memory counts: what does not fit is computed in chunks.
         most = inf if self._layerwise else self.graph.num_edges * hops / BUILDING
         for left in range(hops, 0, -1):
-            ids = found.long()
+            ids = needed.long()
             count = int((indptr[ids + 1] - indptr[ids]).sum())
-            if edges + left * count > most or self._bytes(found.numel(), edges + count) > self.room:
+            if edges + left * count > most or self._bytes(needed.numel(), edges + count) > self.room:
                 return None  # later blocks have no fewer rows
-            sampled = self._sampler((-1,)).sample(found)
+            sampled = self._sampler((-1,)).sample(needed)
             blocks.append(sampled.to(self.device).blocks[0].adjacency())
-            found, edges = sampled.input_nodes, edges + count
-        return None if self._bytes(found.numel(), edges) > self.room else (blocks[::-1], self._rows.read(found))
+            needed, edges = sampled.input_nodes, edges + count
+        return None if self._bytes(needed.numel(), edges) > self.room else (blocks[::-1], self._rows.read(needed))
 
     def _through(self, blocks: Sequence[Adjacency], values: Any) -> Tensor:
         """Layer by layer through ``blocks``, from the features of the first one's columns."""

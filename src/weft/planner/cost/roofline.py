@@ -220,10 +220,10 @@ class EpochClock:
                 self.host += self._call(op) * self._launch_factor * runs if op.launches else 0.0
         if machine.device == "cuda" and mode.replay and len(by_stream.keys() - {0}) > 1:
             fills = stats is not None and stats.num_edges >= FILLS_DEVICE
-            kept = overlapped_seconds(by_stream, 1.0 if fills else WORK_BESIDE) / max(self.device, 1e-12)
-            self.device *= kept
+            remaining = overlapped_seconds(by_stream, 1.0 if fills else WORK_BESIDE) / max(self.device, 1e-12)
+            self.device *= remaining
             self.families, self.phases = (
-                {name: kept * part for name, part in parts.items()} for parts in (self.families, self.phases)
+                {name: remaining * part for name, part in parts.items()} for parts in (self.families, self.phases)
             )
         if machine.device == "cuda" and mode.replay:
             self._count("launch", "forward", machine.launch_seconds * self._launch_factor)
