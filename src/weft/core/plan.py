@@ -49,16 +49,15 @@ GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicte
 class Plan(PlainData):
     """The decisions for one group of tasks on one graph.
 
-    ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
-    (one batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"in turn"``
+    ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"`` (one
+    batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"in turn"``
     (several stacks, an epoch of each after another's; sampled: a step of each on every batch), ``"woven"`` (several
     stacks in one merged step), ``"woven+push"`` (the same with pull-and-push). ``stacks``: the members of each stack as
-    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture
-    the step once as a CUDA graph and replay it.
-    ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
-    training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
-    ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
-    ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
+    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture the
+    step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first layer's aggregation of the
+    features is constant and computed before training, else ``"per_step"``. ``row_order``: the order in which a GPU
+    traverses the rows of the graph, ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's
+    operators goes through Inductor. ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
     the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty if none was made;
     ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, on a GPU
     ``peak_bytes`` and ``reserved_bytes``, on a CPU ``process_bytes``. ``why`` has one sentence per decision.

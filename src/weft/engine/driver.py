@@ -50,9 +50,8 @@ class Driver:
     ``device`` and ``compiled``: of the group's step. ``board`` has all members that have begun, of every group: a
     pruning policy compares them, with the ``rivals``, members of the same sweep in other processes. ``callbacks``: of
     members, by name; ``make_model`` makes the model of a member that a callback reads, ``gradient_norm`` reads that of
-    its last step. ``period`` fixes the number of
-    epochs between two decisions, which otherwise follows the speed of the group so that one comes every
-    ``POLL_SECONDS``; only the number of events depends on it.
+    its last step. ``period`` fixes the number of epochs between two decisions, which otherwise follows the speed of the
+    group so that one comes every ``POLL_SECONDS``; only the number of events depends on it.
     """
 
     members: list[Member]

@@ -86,9 +86,8 @@ class FolderLock:
 
 # ---- Extend a run that is in a folder by seeds, settings or epochs, without repeating what is there.
 #
-# The members of the former run must be among those of the new one; they keep their weights and histories, and train
-# on if
-# they are to have more epochs. What a member ends with is what it would have had in one run, to the rounding of
+# The members of the former run must be among those of the new one; they keep their weights and histories, and train on
+# if they are to have more epochs. What a member ends with is what it would have had in one run, to the rounding of
 # stacks.
 
 MAY_DIFFER = ("name", "epochs")
@@ -97,19 +96,19 @@ MAY_DIFFER = ("name", "epochs")
 def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], file: Path) -> list[Task]:
     """For every task of the former run the one of ``tasks`` that has its settings, maybe with more epochs."""
     described = [(task, task.to_dict()) for task in tasks]
-    found = []
+    members = []
     for entry in saved:
         for task, now in described:
             keys = [key for key in now if key not in MAY_DIFFER]
             if all(entry.get(key) == now[key] or (key not in entry and not now[key]) for key in keys):
-                found.append(task)
+                members.append(task)
                 break
         else:
             raise SpecError(
                 f"{file}: {entry.get('name') or entry['model']!r} is not in this sweep; extending keeps what is there, "
                 f"so give all settings, the former ones too, or choose another {option('out')}"
             )
-    return found
+    return members
 
 
 def lengthened(checkpoint: Checkpoint, tasks: Sequence[Task], place: Path) -> Checkpoint:
@@ -245,22 +244,24 @@ class RunFolder:
     def last_stamp(self) -> tuple[str, int]:
         """The id of the run in this folder and the number of its last event; ``""`` and 0 if there is none."""
         with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-            lines = (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
-            last = json.loads(lines[-1])
+            last = json.loads(self._journal_lines()[-1])
             return str(last["run"]), int(last["seq"])
         return "", 0
+
+    def _journal_lines(self) -> list[bytes]:
+        return (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
 
     def former_events(self) -> list[Event]:
         """What the journal has of the run in this folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return [Event.from_dict(json.loads(line)) for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]]
+            return [Event.from_dict(json.loads(line)) for line in self._journal_lines()]
         return []
 
     def sent(self) -> dict[tuple[str, str], int]:
         """The last epoch of every member that the journal has, by kind of event and the names that members have now."""
         sent: dict[tuple[str, str], int] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]:
+            for line in self._journal_lines():
                 if not line.startswith((b'{"event": "rows"', b'{"event": "log"')):
                     continue
                 event = json.loads(line)

@@ -107,8 +107,7 @@ class LiveTable:
         with self._lock:
             if not self._members:
                 return Text(self._preparing, style="dim")
-            # The best members of every graph, as many as there are rows; those of no known graph are with the
-            # first.
+            # The best members of every graph, as many as there are rows; those of no known graph are with the first.
             by_graph: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
             for name, member in self._members.items():
                 graph = member.get("graph")

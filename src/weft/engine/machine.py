@@ -1,8 +1,7 @@
 """Find the machine of a plan or a run, with its probe and calibration.
 
 A plan is for a name, a file, or the machine at hand, found without starting CUDA; a run is for the device it trains on.
-The machine at hand has one name, whether it was probed or not; under it are kept its probe and
-what runs taught of it.
+The machine at hand has one name, whether it was probed or not; under it are kept its probe and what runs taught of it.
 """
 
 from __future__ import annotations

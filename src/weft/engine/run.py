@@ -71,17 +71,16 @@ def run(
     its groups, stacks, joins, row orders and choices of compiling and replaying. It is refused, before anything is
     trained, on another graph or kind of device, with other weights, or if its groups do not fit.
 
-    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
-    checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
-    refused, unless ``resume=True`` continues from its checkpoints, ``extend=True`` adds members or epochs to it without
-    repeating what is there, or ``overwrite=True`` deletes it.
-    ``progress``: show a live line or table on a terminal or in a notebook, elsewhere notes and the outcome on stderr
-    (``"auto"``), lines of text (``"plain"``), or nothing (False). ``on_event`` is called with every :class:`Event`; an
-    error of it is reported once.
-    ``control``: a :class:`Control` that pauses, resumes, preempts the run or ends members from outside.
-    ``budget``: bytes that it may take on the device (``"24GiB"``; None: what is free there). ``ranks``: how many
-    processes share the graph. ``placement``: where the data of sampled training lies. ``options``: everything else
-    about how it is done, such as pruning and weaving: see :class:`RunOptions`.
+    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for checkpoints,
+    ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is refused,
+    unless ``resume=True`` continues from its checkpoints, ``extend=True`` adds members or epochs to it without
+    repeating what is there, or ``overwrite=True`` deletes it. ``progress``: show a live line or table on a terminal or
+    in a notebook, elsewhere notes and the outcome on stderr (``"auto"``), lines of text (``"plain"``), or nothing
+    (False). ``on_event`` is called with every :class:`Event`; an error of it is reported once. ``control``: a
+    :class:`Control` that pauses, resumes, preempts the run or ends members from outside. ``budget``: bytes that it may
+    take on the device (``"24GiB"``; None: what is free there). ``ranks``: how many processes share the graph.
+    ``placement``: where the data of sampled training lies. ``options``: everything else about how it is done, such as
+    pruning and weaving: see :class:`RunOptions`.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of

@@ -182,8 +182,8 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
         adj = adj.attributed(arrays["edge_attr"]) if "edge_attr" in arrays else adj
         x: Tensor | SparseFeatures | None = arrays.get("x")
         if "x_indptr" in arrays:
-            matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])
-            x = SparseFeatures(Adjacency(*matrix, weight=arrays["x_values"]))
+            columns, values = meta["num_features"], arrays["x_values"]
+            x = SparseFeatures(Adjacency(arrays["x_indptr"], arrays["x_indices"], columns, weight=values))
         count, none = meta.get("num_splits", 1), torch.empty(0, dtype=torch.int64)
         suffixes = ["", *(f"_{number}" for number in range(1, count))] if count > 1 else []
         several = [Split(*(arrays.get(name + suffix, none) for name in SPLITS)) for suffix in suffixes]

@@ -91,8 +91,7 @@ TIMED_AS = {"gather": "scatter", "reduction": "pointwise", "allocation": "pointw
 EFFICIENCY = {"attention": 2.0, "scatter": 2.8}
 EFFICIENCY_ON_CPU = {"attention": 3.5, "scatter": 2.8}
 # Torch's layer norm gives every row a block of its own on a GPU, however short it is: what counts are rows, not bytes.
-# Seconds a row, from random modules with and without one (benchmarks/results/estimates.json, H200), by
-# direction.
+# Seconds a row, from random modules with and without one (benchmarks/results/estimates.json, H200), by direction.
 ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
 H200_SMS = 132
 # Weft's own products over the rate of a library's large one, in tf32 or bf16: of rows, and those whose inner dimension

@@ -281,13 +281,12 @@ Loss = Callable[[Any, Batch], Tensor]
 class Forward:
     """``forward(flat [T, P], training, batch) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
 
-    ``dtype`` is the type of weights and activations. The batch is
-    the same for all members, so it stays outside of ``vmap`` and is never copied T times.
-    One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
-    A user's model draws the masks of its dropout from the clock
-    (:class:`weft.runtime.modules.layers.CountedDropout`), and
-    on a GPU its dense layers are Weft's products (:class:`weft.runtime.modules.layers.TallLinear`), on a CPU
-    a stack fetches and adds rows of all tasks at once (:class:`weft.runtime.modules.layers.StackedRows`).
+    ``dtype`` is the type of weights and activations. The batch is the same for all members, so it stays outside of
+    ``vmap`` and is never copied T times. One member needs no ``vmap``: on small graphs that would cost a CPU run more
+    than the arithmetic. A user's model draws the masks of its dropout from the clock
+    (:class:`weft.runtime.modules.layers.CountedDropout`), and on a GPU its dense layers are Weft's products
+    (:class:`weft.runtime.modules.layers.TallLinear`), on a CPU a stack fetches and adds rows of all tasks at once
+    (:class:`weft.runtime.modules.layers.StackedRows`).
     """
 
     def __init__(
