@@ -409,9 +409,7 @@ def program_of(
 def work_of(call: ObservedCall) -> Work:
     """The cost of a call; without a rule, that of reading and writing its tensors once."""
     rule = ATEN.get(call.name) or WEFT.get(call.name)
-    if rule is not None:
-        return rule(call)
-    return Work(stream=bytes_in(call) + bytes_out(call))
+    return rule(call) if rule is not None else Work(stream=bytes_in(call) + bytes_out(call))
 
 
 def phases_of(calls: Sequence[ObservedCall], weights: set[int]) -> list[str]:

@@ -278,9 +278,7 @@ class Task:
     @property
     def model_name(self) -> str:
         """The model's name: as given, or the class of the object."""
-        if isinstance(self.model, str):
-            return self.model
-        return object_name(self.model)
+        return self.model if isinstance(self.model, str) else object_name(self.model)
 
     @property
     def graph_name(self) -> str:
