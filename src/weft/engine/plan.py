@@ -70,29 +70,24 @@ def plan(
         raise SpecError(f"options={options!r} must be a weft.RunOptions(...)")
     options = options.with_keywords(budget=budget, placement=placement)
     options.refuse_unread("plan", "would have no effect on a plan; give it to weft.run")
-    label = work.label if isinstance(work, (Task, Sweep)) else ""
-    if options.tuner is not None:
-        # The plan of a tuned sweep: its rows, and the most that all trials take.
-        kinds = check_tuner(options, work)
-        check_tasks(one_of_each(kinds))
-        there = find_machine(machine)
-        room = there.memory_bytes if options.budget is None else options.budget
-        estimator = Estimator(there, load_calibration(there))
-        tasks, plan, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
-        report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
-        (group,) = report.groups
-        return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
-    work = with_all_splits(as_work(work, "weft.plan"))
-    tasks = [work] if isinstance(work, Task) else work.tasks()
-    name, limit = label or f"{len(tasks)} tasks", options.budget
+    label, limit = work.label if isinstance(work, (Task, Sweep)) else "", options.budget
+    kinds = [] if options.tuner is None else check_tuner(options, work)
+    work = work if kinds else with_all_splits(as_work(work, "weft.plan"))
+    tasks = one_of_each(kinds) if kinds else [work] if isinstance(work, Task) else work.tasks()
     check_tasks(tasks)
-    options.check_tasks(tasks)
-    options.check_joins(tasks)
+    if not kinds:
+        options.check_tasks(tasks)
+        options.check_joins(tasks)
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
+    if kinds:  # the rows of a tuned sweep, and the most that all trials take
+        tasks, rows, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
+        report = report_on(tasks, label, estimator, room, options, [(rows, estimate)])
+        (group,) = report.groups
+        return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
     moded, estimator = with_modes(tasks, estimator, room, options)
-    report = report_on(moded, name, estimator, room, options)
+    report = report_on(moded, label or f"{len(tasks)} tasks", estimator, room, options)
     if machine is None and there.device == "cuda":
         report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     by_name, groups = {task.label: task for task in tasks}, []
