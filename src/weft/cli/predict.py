@@ -74,18 +74,18 @@ def predict(
 
         from weft.engine.result import graph_for, nodes_of
     result = trained(run, member)
-    found = graph_for(result, graph)
-    ids = nodes_of(numbers(nodes, "nodes"), found)
+    target = graph_for(result, graph)
+    ids = nodes_of(numbers(nodes, "nodes"), target)
     methods = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}
     options = {"device": device, "layerwise": layerwise, "fanout": numbers(fanout, "fanout"), "seed": seed}
     if what == "embedding":
         options["layer"] = int(layer) if layer is not None and layer.isdecimal() else layer
-    values = methods.get(what, result.embed)(found, ids, **options).numpy()
+    values = methods.get(what, result.embed)(target, ids, **options).numpy()
     with writing(out) as partial, partial.open("wb") as file:
         if out.suffix == ".npy":
             np.save(file, values)
         else:
-            write_csv(file, ids.numpy() if found.ids is None else found.ids[ids.numpy()], values, what)
+            write_csv(file, ids.numpy() if target.ids is None else target.ids[ids.numpy()], values, what)
     typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
 
 
