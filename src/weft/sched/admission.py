@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Protocol
 
 from weft.core.errors import WeftError
@@ -43,7 +42,9 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
         )
     for name in queue.sharded:
         ranks, needed = queue[name].ranks, needed_bytes(queue[name].bytes, safety)
-        if name not in refused and not rank_places(ranks, machine.devices, partial(_holds_ranks, needed)):
+        if name not in refused and not rank_places(
+            ranks, machine.devices, lambda device, count, needed=needed: count * needed <= device.task_bytes
+        ):
             refused[name] = (
                 f"its {ranks} ranks need {show_bytes(needed)} each, and no host has as much for tasks on the devices "
                 "that they would share; give it more ranks on more devices, or raise the budget"
@@ -52,10 +53,6 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
         for dependent in queue.dependents(name):
             refused.setdefault(dependent, f"depends on {name!r}, which can never run")
     return refused
-
-
-def _holds_ranks(needed: int, device: DeviceState, ranks: int) -> bool:
-    return ranks * needed <= device.task_bytes
 
 
 def rank_places(
