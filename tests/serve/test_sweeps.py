@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -161,6 +163,17 @@ def test_only_its_user_and_the_operator_change_a_sweep(server, client):
     assert name not in [sweep["name"] for sweep in client.sweeps("ben")]
     with pytest.raises(weft.InputError, match="there is no sweep 'other-7'"):
         client.show("other-7")
+
+
+def test_a_user_waits_for_a_bounded_number_of_reports(server, client):
+    name = client.submit(weft.Sweep("demo", **LONG)).name
+    client.cancel(name)
+    pages, token = f"{server.url}/api/sweeps/{name}/report", {"Authorization": f"Bearer {ANNA}"}
+    with ThreadPoolExecutor(6) as several:
+        answers = list(several.map(lambda _: httpx.get(pages, headers=token, timeout=120), range(6)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 2
+    assert {answer.text.count("3 cancelled") > 0 for answer in answers if answer.status_code == 200} == {True}
+    assert client.report(name)  # they are made, so that another is taken
 
 
 def test_members_that_failed_or_were_cancelled_are_in_the_fetched_folder(server, client, tmp_path):
