@@ -336,7 +336,7 @@ def test_groups_in_the_queue(tmp_path):
         queue.record([("b", "progress", {"epoch": 1})])
         queue.end_group("g", "preempted", "restart")
         assert [one.note for one in queue.groups("preempted")] == ["restart"]
-        text, names, following = queue.rows_as_json(None, "", 1000, 0)
+        text, names, following = queue.rows_as_json(1000, 0, user="")
         assert ([task["id"] for task in json.loads(f"[{text}]")], following) == (names, None) == (["a", "b"], None)
         assert problems(queue) == []
 

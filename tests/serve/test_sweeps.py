@@ -126,6 +126,8 @@ def test_a_sweep_is_paused_resumed_and_cancelled_as_one(server, client):
     command(server, "cancel", submitted[0]["id"])
     assert "2 tasks changed: 1 cancelled, 2 paused" in command(server, "pause", name)
     assert client.resume(submitted)["changed"] == 2
+    with pytest.raises(weft.InputError, match="there is no sweep 'none-1'"):
+        client.tasks(sweep="none-1")
     with pytest.raises(weft.InputError, match=rf"sweep '{name}': 2 of its 3 tasks have not ended; wait for it"):
         client.fetch(name, "nowhere")
     assert command(server, "cancel", name).endswith("2 tasks changed: 3 cancelled\n")

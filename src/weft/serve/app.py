@@ -44,7 +44,6 @@ LAST_EVENT: str = Header("", alias="Last-Event-ID", description="The last event 
 SHORT_BYTES = 1 << 14  # a body up to which what it asks for is checked in the thread that writes: within 20 ms
 MOST_BODY_BYTES = 64 << 20  # of all bodies that are being read
 MOST_REPORTS = 4  # of one user that wait: a server makes one after another
-MANY = 100  # tasks in an answer that another thread than the server's encodes
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -291,9 +290,7 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
         if len(body) > SHORT_BYTES:  # 10,000 tasks are checked in a second: not by the one thread that writes
             body = await _in(None, service.read, body, user)
         tasks = await commits.put((body, user))
-        text = lambda: json.dumps({"tasks": [service.shown(task) for task in tasks]}, allow_nan=False)  # noqa: E731
-        answer = text() if len(tasks) < MANY else await _in(None, text)
-        return Response(answer, 201, media_type="application/json")
+        return Response(await _in(service.reads, service.submitted, tasks), 201, media_type="application/json")
 
     def changing(call: Callable[..., dict[str, Any]], action: str) -> Callable[..., Any]:
         async def change(name: str, user: str = Depends(_user)) -> dict[str, Any]:

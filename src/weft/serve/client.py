@@ -315,10 +315,9 @@ class Client:
         """All tasks in order of submission, or those of a state, a user or a sweep."""
         found: list[dict[str, Any]] = []
         for page in self._pages("/api/tasks", state=state, user=user, sweep=sweep):
-            for task in page["tasks"]:
-                unplanned = {"queued": "waits to be planned", "planned": ""}.get(task["state"])
-                task["why"] = "" if unplanned is None else page["why"].get(task["id"], unplanned)
-            found += page["tasks"]
+            waits = ("queued", "planned")  # the reasons are of the moment before, or after
+            reasons = {task["id"]: page["why"].get(task["id"]) for task in page["tasks"] if task["state"] in waits}
+            found += [{**task, "why": reasons.get(task["id"]) or task["why"]} for task in page["tasks"]]
         return found
 
     def sweeps(self, user: str | None = None) -> list[dict[str, Any]]:

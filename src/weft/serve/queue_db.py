@@ -958,8 +958,9 @@ class QueueDB:
 
 _METRIC = "json_extract(result, '$.metrics.metric')"
 _DEADLINE = "json_extract(spec, '$.deadline')"
+_DUE = f"coalesce(created + json_extract(spec, '$.infer.latency_target'), {_DEADLINE})"
 _END = "iif(state = 'done', updated, (julianday('now') - 2440587.5) * 86400.0)"  # or now, in seconds since 1970
-_LATE = f"json(iif({_DEADLINE} IS NULL, 'null', iif({_END} > {_DEADLINE}, 'true', 'false')))"
+_LATE = f"json(iif({_DUE} IS NULL, 'null', iif({_END} > {_DUE}, 'true', 'false')))"
 _LISTED = f"""json_object(
     'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
     'kind', coalesce(json_extract(spec, '$.kind'), 'training'),
@@ -968,7 +969,8 @@ _LISTED = f"""json_object(
     'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
     'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
     'how', coalesce(json_extract(plan, '$.why'), ''), 'folder', json_extract(result, '$.folder'),
-    'metric', {_METRIC},
+    'metric', {_METRIC}, 'budget', json_extract(spec, '$.budget'),
+    'why', iif(state = 'queued', 'waits to be planned', ''),
     'status', json_extract(result, '$.status'),
     'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
 )"""

@@ -20,7 +20,7 @@ from weft.core.errors import WeftError
 from weft.core.settings import lower_is_better
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
-from weft.serve.state import COUNTERS, ActiveGroup, is_inference, is_late, is_resident, run_options_of
+from weft.serve.state import COUNTERS, ActiveGroup, is_inference, is_resident, run_options_of
 from weft.serve.submissions import OPERATOR, THE_OPERATOR, BadRequestError, HiddenPaths, Registry, read_request
 from weft.serve.supervisor import Supervisor
 
@@ -122,9 +122,9 @@ class QueueService:
         owner = self._task(task).user
         if user not in (OPERATOR, owner):
             raise BadRequestError(f"task {task!r} belongs to {owner or THE_OPERATOR!r}", 403)
-        changed = getattr(self._db, action)(task, user or THE_OPERATOR)
+        getattr(self._db, action)(task, user or THE_OPERATOR)
         self.supervisor.wake()
-        return self.shown(changed)
+        return self.listed(task)
 
     def change_sweep(self, action: Literal["cancel", "pause", "resume"], name: str, user: str) -> dict[str, Any]:
         """Cancel, pause or resume for ``user`` the tasks of a sweep that can be; the sweep, and how many were."""
@@ -143,7 +143,7 @@ class QueueService:
         events = self._db.last_events(task, STATES, MOST_CHANGES)
         changes = [{"time": event.time, "state": event.kind, **self._hidden.data(event.data)} for event in events]
         more = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
-        return {**self.shown(shown), **more, "options": run_options_of(shown.spec)}
+        return {**self.listed(task), **more, "options": run_options_of(shown.spec)}
 
     def _sweep(self, name: str) -> dict[str, Any]:
         for row in self._db.sweeps(name=name):
@@ -176,12 +176,8 @@ class QueueService:
 
     def _render(self, described: Mapping[str, Any], **which: str) -> str:
         """Render the report of some tasks in a process of its own, since this one imports no torch."""
-        texts, beyond = list[str](), 0
-        while beyond is not None:
-            text, _, beyond = self._db.rows_as_json(MOST_LISTED, beyond, **which)
-            texts += filter(None, [text])
+        members, head = self._rows(MOST_LISTED, **which), json.dumps({**described, "runs": str(self.options.runs)})
         self._close_here()  # the next report may be in a day
-        members, head = ", ".join(texts), json.dumps({**described, "runs": str(self.options.runs)})
         command, sent = [sys.executable, "-m", "weft.serve.sweep_result"], f'{head[:-1]}, "members": [{members}]}}'
         try:
             made = subprocess.run(command, input=sent.encode(), capture_output=True, timeout=RENDER_SECONDS, check=True)
@@ -198,6 +194,8 @@ class QueueService:
         if state is not None and state not in STATES:
             raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")
         _check_page(limit, beyond)
+        if sweep is not None:
+            self._sweep(sweep)
         text, names, following = self._db.rows_as_json(limit, beyond, state=state, user=user, sweep=sweep)
         reasons = self.supervisor.view["why"]
         why = json.dumps({name: reasons[name] for name in names if name in reasons})
@@ -275,47 +273,23 @@ class QueueService:
         except QueueError:
             raise BadRequestError(f"there is no task {task[:80]!r}", 404) from None
 
-    def shown(self, task: QueueTask) -> dict[str, Any]:
-        """A task as a user sees it; in any thread."""
-        settings = task.spec["task"]
-        plan: Mapping[str, Any] = task.plan or {}
-        why = self.supervisor.view["why"].get(task.id, "") if task.state in ("queued", "planned") else ""
-        if task.state == "queued" and not why:
-            why = "waits to be planned"
-        score, metric = _score(task)
-        return {
-            "id": task.id,
-            "position": task.position,
-            "name": settings.get("name") or "",
-            "kind": task.spec.get("kind", "training"),
-            "state": task.state,
-            "user": task.user,
-            "deadline": task.spec.get("deadline"),
-            "late": is_late(task),
-            "budget": task.spec.get("budget"),
-            "priority": task.priority,
-            "after": list(task.after),
-            "attempts": task.attempts,
-            "task": settings,
-            "created": task.created,
-            "updated": task.updated,
-            "bytes": plan.get("bytes"),
-            "seconds": plan.get("seconds"),
-            "why": self._hidden.text(why),
-            "how": self._hidden.text(str(plan.get("why", ""))),
-            "error": task.error and self._hidden.text(task.error),
-            "score": score,
-            "metric": metric,
-            "sweep": task.sweep,
-            "status": (task.result or {}).get("status"),
-        }
+    def listed(self, task: str) -> dict[str, Any]:
+        """A task as a user sees it."""
+        row: dict[str, Any] = json.loads(self._rows(1, id=task))
+        why = self.supervisor.view["why"].get(task) if row["state"] in ("queued", "planned") else None
+        return row | ({"why": self._hidden.text(why)} if why else {})
 
+    def submitted(self, tasks: Sequence[QueueTask]) -> str:
+        """The answer to a submission, as JSON."""
+        return f'{{"tasks": [{self._rows(len(tasks), tasks[0].position - 1)}]}}'
 
-def _score(task: QueueTask) -> tuple[float | None, str | None]:
-    """The score of a task that has ended, and the metric that it is of."""
-    metrics = (task.result or {}).get("metrics", {})
-    metric = metrics.get("metric")
-    return (metrics.get(f"val_{metric}") if metric else None), metric
+    def _rows(self, count: int, beyond: int | None = 0, **which: str) -> str:
+        """Up to ``count`` tasks as users see them, as JSON."""
+        texts = list[str]()
+        while count > 0 and beyond is not None:
+            text, names, beyond = self._db.rows_as_json(count, beyond, **which)
+            texts, count = [*texts, *filter(None, [text])], count - len(names)
+        return self._hidden.text(", ".join(texts))
 
 
 def _check_page(limit: int, beyond: int) -> None:
