@@ -293,15 +293,6 @@ def why_gone(worker: WorkerProcess, code: Any) -> str:
     return worker.end_reason or f"its worker ended ({words})"
 
 
-def weights_file(state: SupervisorState, task: QueueTask) -> str:
-    """Return the file of the weights that an inference task uses."""
-    infer = task.spec["infer"]
-    if infer.get("of") is None:
-        return str(infer["weights"])
-    trained = state.db.get(infer["of"]).result or {}
-    return str(state.options.runs / str(trained.get("folder", infer["of"])) / WEIGHTS)
-
-
 def split(db: QueueDB, group: Group, names: Iterable[str]) -> None:
     """Let the unfinished members of a group continue by themselves from its checkpoint when they start again."""
     for task in db.known(names):
@@ -576,7 +567,10 @@ class Groups:
         }
         if infers:
             (task,) = members
-            work = {"weights": weights_file(self._state, task), "nodes": task.spec["infer"].get("nodes")}
+            infer, trained = task.spec["infer"], task.spec["infer"].get("of")
+            folder = None if trained is None else (self._state.db.get(trained).result or {}).get("folder", trained)
+            weights = infer["weights"] if trained is None else runs / str(folder) / WEIGHTS
+            work = {"weights": str(weights), "nodes": infer.get("nodes")}
             work |= {"layerwise": (task.plan or {}).get("layerwise"), "resident": RESIDENT_SECONDS if stays else None}
             worker.send("infer", **common, task=worker_settings(task), **work)
         else:
@@ -622,7 +616,7 @@ class Groups:
         for active in self._state.active.values():
             held = set(self._state.db.heartbeat(self._state.claimant(active.worker), self._state.options.lease_seconds))
             lost = [name for name in active.members if name not in held]
-            states = {task.id: task.state for task in self._state.db.known(lost)}
+            states = self._state.db.states(lost)
             paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
             if paused and not active.leaving:
                 self.preempt(active)

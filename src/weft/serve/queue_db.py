@@ -533,9 +533,7 @@ class QueueDB:
 
     def _check_needs(self, batch: Sequence[Submission]) -> None:
         """Refuse to wait for tasks that will never be done."""
-        needs = json.dumps(list(dict.fromkeys(needed for new in batch for needed in new.after)))
-        query = "SELECT json_group_object(id, state) FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
-        states = json.loads(self.connection.execute(query, (needs,)).fetchone()[0])
+        states = self.states(needed for new in batch for needed in new.after)
         for new in batch:
             for needed in new.after:
                 if (state := states.get(needed, "not in the queue")) in ("failed", "cancelled", "not in the queue"):
@@ -841,6 +839,12 @@ class QueueDB:
         if row is None:
             raise QueueError(f"there is no task {task!r} in {self.path.name}; check the id")
         return QueueTask.from_row(row)
+
+    def states(self, tasks: Iterable[str]) -> dict[str, str]:
+        """The states of the tasks of those ids that are in the queue."""
+        query = "SELECT json_group_object(id, state) FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
+        found: dict[str, str] = json.loads(self.connection.execute(query, (json.dumps([*set(tasks)]),)).fetchone()[0])
+        return found
 
     def known(self, tasks: Iterable[str]) -> list[QueueTask]:
         """The tasks of those ids in their order, without those that were deleted after they had ended."""

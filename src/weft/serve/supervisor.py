@@ -90,7 +90,8 @@ class Scheduler:
         self._user_seconds = self._state.user_seconds()
         groups = self._groups.ready()
         apart = [task for task in waiting if task.id not in self._groups.preempted]
-        ready = [task for task in apart if not self._held_back(task, task.id in running)]
+        states = self._state.db.states(name for task in apart for name in task.after)
+        ready = [task for task in apart if not self._held_back(task, task.id in running, states)]
         groups, ready, suspect = self._limit_to_suspect(groups, ready)
         decision = self._decide(groups, ready)
         room = self._pool.task_room()
@@ -217,8 +218,11 @@ class Scheduler:
                 seconds[user] = seconds.get(user, 0.0) + active.will_have
         return seconds
 
-    def _held_back(self, task: QueueTask, runs: bool) -> bool:
-        """True if a task cannot start yet for a reason that no policy sees; ``runs``: a worker still has it."""
+    def _held_back(self, task: QueueTask, runs: bool, states: Mapping[str, str]) -> bool:
+        """True if a task cannot start yet for a reason that no policy sees.
+
+        ``runs``: a worker still has it. ``states``: of what it waits for.
+        """
         if runs:
             self._state.why[task.id] = "its last run is still ending"
             return True
@@ -230,7 +234,7 @@ class Scheduler:
         if most is not None and had > most:
             self._state.why[task.id] = f"tasks of its user ran for {had:.0f} s in 24 hours, and may run for {most:g} s"
             return True
-        open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
+        open_names = [name for name in task.after if states.get(name) != "done"]
         if open_names:
             self._state.why[task.id] = waits_for(open_names)
         return bool(open_names)
