@@ -42,9 +42,11 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
         )
     for name in queue.sharded:
         ranks, needed = queue[name].ranks, needed_bytes(queue[name].bytes, safety)
-        if name not in refused and not rank_places(
-            ranks, machine.devices, lambda device, count, needed=needed: count * needed <= device.task_bytes
-        ):
+
+        def holds(device: DeviceState, count: int, needed: int = needed) -> bool:
+            return count * needed <= device.task_bytes
+
+        if name not in refused and not rank_places(ranks, machine.devices, holds):
             refused[name] = (
                 f"its {ranks} ranks need {show_bytes(needed)} each, and no host has as much for tasks on the devices "
                 "that they would share; give it more ranks on more devices, or raise the budget"
