@@ -187,6 +187,7 @@ def test_ranks_that_do_not_fit_are_refused_in_a_sentence(queue):
     [task] = queue.wait([submit(queue, {"hidden": 20_000, "layers": 3}, ranks=40)])
     assert task.state == "failed"
     assert "its 40 ranks need" in task.error
+    assert "give it fewer ranks, or raise the budget" in task.error
 
 
 def test_a_killed_server_leaves_no_rank_and_the_next_one_goes_on(tmp_path):

@@ -46,10 +46,11 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
         def holds(device: DeviceState, count: int, needed: int = needed) -> bool:
             return count * needed <= device.task_bytes
 
+        remedy = "fewer ranks" if ranks > len(machine.devices) else "more ranks on more devices"  # that they share
         if name not in refused and not rank_places(ranks, machine.devices, holds):
             refused[name] = (
                 f"its {ranks} ranks need {show_bytes(needed)} each, and no host has as much for tasks on the devices "
-                "that they would share; give it more ranks on more devices, or raise the budget"
+                f"that they would share; give it {remedy}, or raise the budget"
             )
     for name in list(refused):
         for dependent in queue.dependents(name):
