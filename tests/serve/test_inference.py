@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue
-from weft.core.errors import GraphError, SpecError
+from weft.core.errors import GraphError, InputError, SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
 from weft.serve.estimates import inference_estimate
 from weft.serve.queue_db import QueueTask, Submission
-from weft.serve.submissions import BadRequestError, Registry, read_submissions
+from weft.serve.submissions import Registry, read_submissions
 
 OTHER = {"model": "gat", "norm": "batch", "hidden": 16}
 SAMPLED = {"batch": 64, "fanout": [3, 3]}  # the mode follows from them
@@ -225,7 +225,7 @@ KNOWN = {
     ],
 )
 def test_what_cannot_be_asked_for(body, told):
-    with pytest.raises(BadRequestError, match=told):
+    with pytest.raises(InputError, match=told):
         read_submissions(body, Registry(), "me", KNOWN.__getitem__)
 
 

@@ -216,8 +216,7 @@ def _combinations(sweep: Sweep, label: str) -> list[Combination]:
                 )
         drawn = {key: value for key, value in merged.items() if isinstance(value, (Range, Choice))}
         drawn_anywhere = drawn_anywhere or bool(drawn)
-        draws = _draws(sweep, drawn, label)
-        sizes = [len(draws), *map(len, grid.values())]
+        sizes = [sweep.samples or 1 if drawn else 1, *map(len, grid.values())]
         count = len(combinations) + math.prod(sizes)
         if count > MOST_TASKS:
             shown = " x ".join(str(size) for size in sizes if size > 1)
@@ -225,6 +224,7 @@ def _combinations(sweep: Sweep, label: str) -> list[Combination]:
                 f"{label}: {count:,} tasks ({shown}) are more than {MOST_TASKS:,}; "
                 "shorten the lists, or draw from ranges with samples="
             )
+        draws = _draws(sweep, drawn, label)
         for draw, *values in itertools.product(draws, *grid.values()):
             combinations.append((position, {**merged, **draw, **dict(zip(grid, values, strict=True))}))
     if sweep.samples is not None and not drawn_anywhere:

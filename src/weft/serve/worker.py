@@ -299,7 +299,12 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
-            with limit, sharing(self._kept.store) as took, _ranks_on(devices):
+            ranks: AbstractContextManager[None] = nullcontext()
+            if devices:
+                from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
+
+                ranks = ranks_on(devices)
+            with limit, sharing(self._kept.store) as took, ranks:
                 result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()
@@ -370,14 +375,6 @@ class Worker:
                 self._channel.say("event", group=group, event=event.to_dict())
 
         return listen
-
-
-def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:
-    if not devices:
-        return nullcontext()
-    from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
-
-    return ranks_on(devices)
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:
