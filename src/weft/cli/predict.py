@@ -47,7 +47,7 @@ def predict(
         str | None,
         typer.Option(metavar="K,K", help="From so many sampled neighbours per hop.", show_default="all neighbours"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the samples.", show_default="0")] = None,
     device: Device = "auto",
     layerwise: Annotated[
         bool | None,

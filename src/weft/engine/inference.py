@@ -125,7 +125,7 @@ def predict(
     return Predictions(task, rows, logits, metrics, environment(predictor.device))
 
 
-def answer(predictor: Predictor, nodes: Sequence[int], fanout: Any = None, seed: int = 0) -> dict[str, Any]:
+def answer(predictor: Predictor, nodes: Sequence[int], fanout: Any = None, seed: int | None = None) -> dict[str, Any]:
     """What the model says of ``nodes``, as plain data: logits, and if it tells classes these and probabilities."""
     graph, task = predictor.graph, predictor.task
     logits = predictor(nodes_of(nodes, graph), fanout=fanout, seed=seed)

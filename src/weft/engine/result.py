@@ -22,6 +22,7 @@ from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.core.wording import option
 from weft.engine.errors import clear_errors
 from weft.engine.graphs import HOST, find_graph
 from weft.engine.machine import choose_device
@@ -196,7 +197,7 @@ class Result:
         device: Device = None,
         layerwise: bool | None = None,
         fanout: Any = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> Tensor:
         """Class numbers ``[M]`` of ``nodes``, or 0/1 ``[M, C]`` where a node may have several labels, on the CPU.
 
@@ -206,7 +207,7 @@ class Result:
 
         With Weft's own models predictions of some nodes compute their neighbourhoods only, unless the whole graph costs
         less. ``layerwise``: the graph layer by layer in chunks of nodes, in bounded memory, or all at once (None:
-        whichever costs less). ``fanout``: from sampled neighbours, so many per hop, drawn by ``seed``.
+        whichever costs less). ``fanout``: from sampled neighbours, so many per hop, drawn by ``seed`` (0 unless given).
         """
         options = {"device": device, "layerwise": layerwise, "fanout": fanout, "seed": seed}
         logits, kind = self.predict_logits(graph, nodes, **options), self._objective()
@@ -272,6 +273,8 @@ class Result:
         check_ids(target)
         _check_fits(self, model, target)
         ids = nodes_of(nodes, target)
+        if layerwise is not None and samples.get("fanout") is not None:
+            raise SpecError(f"{option('layerwise', layerwise)} would have no effect with {option('fanout')}; give one")
         tensor = next(model.parameters(), None)
         here = HOST if tensor is None else tensor.device
         there = here if device is None else choose_device(device)

@@ -195,9 +195,11 @@ def read_prediction(body: bytes) -> dict[str, Any]:
     check_node_list(request.get("nodes"), "nodes", MOST_PREDICTED)
     try:
         fanout = None if request.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(request["fanout"])]
-        seed = Rule(int, low=0, below=2**62).check("", "seed", request.get("seed", 0))
+        seed = Rule(int, optional=True, low=0, below=2**62).check("", "seed", request.get("seed"))
     except InputError as error:
         raise BadRequestError(str(error)) from None
+    if seed is not None and fanout is None:
+        raise BadRequestError("seed would have no effect: nothing is drawn without fanout")
     return {**request, "fanout": fanout, "seed": seed, "latency_target": _option(request, "latency_target")}
 
 
