@@ -66,13 +66,17 @@ def own_graph(result: Result) -> Graph:
             f"task {task.label!r}: was trained on a graph that was given as an object, {task.graph}; give graph="
         )
     graph = find_graph(task, HOST)
-    before, now = result.trained_on, graph.stats().fingerprint()
-    if before is not None and before.fingerprint().digest != now.digest:
-        raise SpecError(
-            f"task {task.label!r}: graph {task.graph!r} had {before.fingerprint().sizes} when it was trained on, and "
-            f"has {now.sizes} now, or other degrees or splits; give it as graph= if that is meant"
-        )
+    check_unchanged(task, result.trained_on, graph.stats(), "give it as graph= if that is meant")
     return graph
+
+
+def check_unchanged(task: Task, trained_on: GraphStats | None, now: GraphStats, advice: str) -> None:
+    """A :class:`SpecError` if the graph that ``task`` names was another when it was trained on."""
+    if trained_on is not None and trained_on.fingerprint().digest != now.fingerprint().digest:
+        raise SpecError(
+            f"task {task.label!r}: graph {task.graph!r} had {trained_on.fingerprint().sizes} when it was trained on, "
+            f"and has {now.fingerprint().sizes} now, or other degrees or splits; {advice}"
+        )
 
 
 def _check_fits(result: Result, model: nn.Module, graph: Graph) -> None:
