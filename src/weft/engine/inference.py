@@ -161,7 +161,7 @@ def _check_as_trained(task: Task, result: Path, now: GraphStats) -> None:
         check_unchanged(task, before, now, "give it another name or path and infer for that")
     code = trained.get("model_code")
     if model == task.model and code is not None and model_code(task) not in (None, code):
-        raise SpecError(f"task {task.label!r}: {model} has changed since it was trained; bring it back, or train it again")
+        raise SpecError(f"task {task.label!r}: {model} has changed since it was trained; bring it back or train again")
 
 
 def model_with(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> nn.Module:

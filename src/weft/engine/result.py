@@ -109,7 +109,10 @@ def _check_fits(result: Result, model: nn.Module, graph: Graph) -> None:
 
 
 def nodes_of(nodes: Any, graph: Graph) -> Tensor:
-    """Node ids ``[M]`` in the order of ``nodes``: ids, a mask ``[N]``, the name of a split, or None for all nodes."""
+    """Node ids ``[M]`` in the order of ``nodes``: ids, a mask ``[N]``, the name of a split, or None for all nodes.
+
+    Ids are numbers; of a graph that has them (``graph.ids``) also a list of the user's own.
+    """
     if nodes is None:
         return torch.arange(graph.num_nodes)
     if isinstance(nodes, str):
@@ -117,6 +120,12 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
             raise SpecError(f"nodes={nodes!r}: must be node ids, a mask, or one of {', '.join(SPLITS)}")
         split: Tensor = getattr(graph, nodes)
         return split.cpu()
+    if graph.ids is not None and isinstance(nodes, list) and nodes and all(isinstance(name, str) for name in nodes):
+        rows = {name: row for row, name in enumerate(graph.ids.tolist())}
+        unknown = next((name for name in nodes if name not in rows), None)
+        if unknown is not None:
+            raise GraphError(f"nodes: there is no {unknown!r} among the ids of graph {graph.name!r}")
+        return torch.tensor([rows[name] for name in nodes])
     vector = as_vector(nodes, "nodes").cpu()
     if vector.dtype == torch.bool:
         if vector.numel() != graph.num_nodes:

@@ -119,8 +119,8 @@ class Predictor:
         LAYERWISE.check("", "layerwise", layerwise)
         if layerwise and self._layers is None:
             raise SpecError(
-                f"task {task.label!r}: {option('layerwise', True)} needs one of Weft's own models, not {task.model_name}, "
-                "whose rows may depend on all others; leave it out"
+                f"task {task.label!r}: {option('layerwise', True)} needs one of Weft's own models, not "
+                f"{task.model_name}, whose rows may depend on all others; leave it out"
             )
         self._dtype = DTYPES[task.precision]
         whole = self._bytes(graph.num_nodes, graph.num_edges)
@@ -293,8 +293,8 @@ class Predictor:
         for name, part in self.model.named_modules():
             if getattr(part, "cached", False) is True:  # a layer of PyG
                 raise SpecError(
-                    f"task {self.task.label!r}: {name} has cached=True, and would use the edges of the first graph that "
-                    "it was called with instead of sampled ones; train it with cached=False"
+                    f"task {self.task.label!r}: {name} has cached=True, and would use the edges of the first graph "
+                    "that it was called with instead of sampled ones; train it with cached=False"
                 )
         self.computed, parts, sampler = "samples", [], self._sampler(hops, local)
         sampler.seed = seed

@@ -111,7 +111,7 @@ def takes_blocks(model: nn.Module) -> bool:
 
 
 def layers_of(model: nn.Module) -> int | None:
-    """How many layers the model has, if it can run each alone; else None. In other modules ``layer`` may mean anything."""
+    """How many layers the model has, if it can run each alone; else None: ``layer`` may mean anything elsewhere."""
     return len(model.convs) if isinstance(model, GNN) and {"first", "layer"} <= parameters_of(model).keys() else None
 
 
