@@ -163,6 +163,11 @@ def test_what_ranks_cannot_do_is_one_sentence(options, words):
         weft.run(task(), options=weft.RunOptions(**options))
 
 
+def test_more_ranks_than_the_memory_has_processes_for_are_refused_before_any_is_started():
+    with pytest.raises(SpecError, match=r"ranks=1000000: their processes take about .* of memory, and this host has"):
+        weft.run(weft.Task("demo", epochs=1), options=weft.RunOptions(ranks=1_000_000), device="cpu", progress=False)
+
+
 @pytest.mark.parametrize("changes", [{"model": "gat"}, {"model": "sage", "aggregator": "max"}])
 def test_a_way_to_sum_is_refused_for_what_does_not_sum(changes):
     with pytest.raises(SpecError, match="sharded='tiles' would have no effect: none of these tasks sums rows"):

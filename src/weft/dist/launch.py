@@ -27,6 +27,8 @@ import torch
 
 from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
+from weft.core.host_memory import free_host_bytes
+from weft.core.units import show_bytes
 from weft.dist.peer_memory import RankLostError, check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
@@ -52,6 +54,7 @@ def is_first_rank() -> bool:
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
+RANK_BYTES = 1 << 28  # of the process of a rank, with torch and nothing of the graph: 0.3 GB resident, partly shared
 _CHOSEN: ContextVar[tuple[str, ...]] = ContextVar("devices of ranks", default=())
 
 
@@ -103,6 +106,12 @@ def start_ranks(
         with Ranks(RankAddress(rank, world, "env://", where, distinct, timeout, peers=peers)) as ranks:
             yield ranks
         return
+    room = free_host_bytes()
+    if (count - 1) * RANK_BYTES > room:
+        raise SpecError(
+            f"ranks={count}: their processes take about {show_bytes((count - 1) * RANK_BYTES)} of memory, and this host "
+            f"has {show_bytes(room)} free; give at most {room // RANK_BYTES + 1}"
+        )
     devices, distinct = devices_for(count, device)
     meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
     check_peers(peers, device, distinct)  # before processes are started
