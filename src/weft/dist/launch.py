@@ -29,6 +29,7 @@ from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
 from weft.core.host_memory import free_host_bytes
 from weft.core.units import show_bytes
+from weft.core.wording import option
 from weft.dist.peer_memory import RankLostError, check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
@@ -109,8 +110,8 @@ def start_ranks(
     room = free_host_bytes()
     if (count - 1) * RANK_BYTES > room:
         raise SpecError(
-            f"ranks={count}: their processes take about {show_bytes((count - 1) * RANK_BYTES)} of memory, and this host "
-            f"has {show_bytes(room)} free; give at most {room // RANK_BYTES + 1}"
+            f"{option('ranks', count)}: their processes take about {show_bytes((count - 1) * RANK_BYTES)} of memory, "
+            f"and this host has {show_bytes(room)} free; give at most {room // RANK_BYTES + 1}"
         )
     devices, distinct = devices_for(count, device)
     meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
