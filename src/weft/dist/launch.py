@@ -29,12 +29,12 @@ from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
 from weft.core.host_memory import free_host_bytes
 from weft.core.units import show_bytes
-from weft.core.wording import option
 from weft.dist.peer_memory import RankLostError, check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]
 JOIN_SECONDS = 5.0
+RANK_BYTES = 290_000_000  # of its own that a process has after training a small graph; 10,000 such filled a host
 STARTED_AGAIN = 87  # the exit code of a rank whose import of the user's script starts a run
 
 
@@ -55,7 +55,6 @@ def is_first_rank() -> bool:
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
-RANK_BYTES = 1 << 28  # of the process of a rank, with torch and nothing of the graph: 0.3 GB resident, partly shared
 _CHOSEN: ContextVar[tuple[str, ...]] = ContextVar("devices of ranks", default=())
 
 
@@ -107,11 +106,10 @@ def start_ranks(
         with Ranks(RankAddress(rank, world, "env://", where, distinct, timeout, peers=peers)) as ranks:
             yield ranks
         return
-    room = free_host_bytes()
-    if (count - 1) * RANK_BYTES > room:
+    if (count - 1) * RANK_BYTES > (free := free_host_bytes()):
         raise SpecError(
-            f"{option('ranks', count)}: their processes take about {show_bytes((count - 1) * RANK_BYTES)} of memory, "
-            f"and this host has {show_bytes(room)} free; give at most {room // RANK_BYTES + 1}"
+            f"ranks={count}: every rank is a process that takes at least {show_bytes(RANK_BYTES)} of host memory, and "
+            f"{show_bytes(free)} are free; request at most {1 + free // RANK_BYTES}"
         )
     devices, distinct = devices_for(count, device)
     meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
