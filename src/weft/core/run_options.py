@@ -59,6 +59,11 @@ def run_option(
     return field(default=default, metadata={"rule": rule, "shell": shell, "readers": readers.split()})
 
 
+def placed(default: Any, kind: type, help: str, **more: Any) -> Any:
+    """A field of a placement, which runs, plans and queues read."""
+    return run_option(default, kind, help, "run plan queue", **more)
+
+
 def parse_division(value: Any, name: str) -> str | float:
     """A strategy, or a share of the GPU; a :class:`SpecError` for anything else."""
     share = math.nan
@@ -134,60 +139,47 @@ class Placement(_Options):
     algorithm in CUDA C++).
     """
 
-    features: str | None = run_option(
+    features: str | None = placed(
         None,
         str,
         "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the GPU) "
         "or disk (a saved graph's files).",
-        "run plan queue",
         shown="the first that fits",
         choices=PLACES,
     )
-    topology: str | None = run_option(
-        None,
-        str,
-        "Where edges are kept; the same choices.",
-        "run plan queue",
-        shown="the first that fits",
-        choices=PLACES,
+    topology: str | None = placed(
+        None, str, "Where edges are kept; the same choices.", shown="the first that fits", choices=PLACES
     )
-    cache: int | None = run_option(
+    cache: int | None = placed(
         None,
         int,
         "Of the device, for the cache: 2GiB.",
-        "run plan queue",
-        "BYTES",
-        "what the budget leaves",
+        metavar="BYTES",
+        shown="what the budget leaves",
         parse=parse_bytes,
     )
-    cache_policy: Any = run_option(
+    cache_policy: Any = placed(
         None,
         str,
         f"What the cache holds, by: {', '.join(POLICIES)}.",
-        "run plan queue",
         shown="degree, benefit for edges",
         choices=POLICIES,
         accepts=lambda value: callable(getattr(value, "choose", None)),
         described="an object with a choose method",
     )
-    division: str | float | None = run_option(
+    division: str | float | None = placed(
         None,
         str,
         "How batches are divided between host and GPU; a number: the share of the GPU.",
-        "run plan queue",
-        "elastic|fixed|SHARE",
-        "elastic",
+        metavar="elastic|fixed|SHARE",
+        shown="elastic",
         parse=parse_division,
     )
-    overlap: bool = run_option(
-        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.", "run plan queue"
+    overlap: bool = placed(
+        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one."
     )
-    sampler: str = run_option(
-        "default",
-        str,
-        f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).",
-        "run plan queue",
-        choices=SAMPLERS,
+    sampler: str = placed(
+        "default", str, f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).", choices=SAMPLERS
     )
 
     def __post_init__(self) -> None:
