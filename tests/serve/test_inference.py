@@ -48,6 +48,15 @@ def test_a_model_of_the_users_own(tmp_path):
     assert not found.logits.requires_grad
 
 
+def test_a_split_is_that_of_the_training(tmp_path):
+    weft.load("demo").random_splits(3, train=0.5, val=0.2).save(tmp_path / "graph.npz")
+    task = weft.Task(str(tmp_path / "graph.npz"), hidden=8, epochs=2, split=2, name="t")
+    trained = weft.run(task, device="cpu", progress=False, out=tmp_path / "run")
+    found = predict(task, tmp_path / "run" / "model.safetensors", nodes="test", device="cpu")
+    assert torch.equal(found.nodes, weft.load(tmp_path / "graph.npz").split(2).test)
+    assert found.metrics["accuracy"] == pytest.approx(trained.metrics["test_accuracy"], abs=1e-6)
+
+
 def test_a_graph_or_a_model_that_has_changed_since_the_training_is_refused(tmp_path):
     weights, graph = tmp_path / "run" / "model.safetensors", tmp_path / "graph.npz"
     tiny_graph(0).save(graph)

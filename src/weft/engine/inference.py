@@ -28,7 +28,7 @@ from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
 from weft.engine.memory import memory_cap
 from weft.engine.process_state import Needs, process_state
-from weft.engine.result import FORMAT, RESULT, check_unchanged, model_code, nodes_of, weights_of
+from weft.engine.result import FORMAT, RESULT, check_unchanged, model_code, nodes_of, weights_of, with_own_split
 from weft.graph.graph import Graph
 from weft.runtime.checkpoint import save_atomically
 from weft.runtime.device.process import same_draws
@@ -115,7 +115,7 @@ def predict(
     ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are ignored.
     """
     with loaded(task, weights, device, budget, layerwise) as predictor:
-        begin, graph = time.perf_counter(), predictor.graph
+        begin, graph = time.perf_counter(), with_own_split(task, predictor.graph)
         rows = nodes_of(None if isinstance(nodes, str) and nodes == "all" else nodes, graph)
         logits = predictor(rows)
         seconds = time.perf_counter() - begin

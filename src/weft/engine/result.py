@@ -41,7 +41,6 @@ OBJECT = "<"  # how the description of a graph or model begins that was given as
 
 def graph_for(result: Result, graph: Any) -> Graph:
     """The graph to predict on, with the split that the task was trained on, if it has several."""
-    number = result.task.split
     if graph is None:
         graph = own_graph(result)
     elif isinstance(graph, (str, os.PathLike)):
@@ -52,7 +51,12 @@ def graph_for(result: Result, graph: Any) -> Graph:
             f"graph={type(graph).__name__}: must be a weft.Graph, a Data or dataset of PyG, a name or a path (see "
             "weft.Graph.from_edges)"
         )
-    return converted.split(number) if isinstance(number, int) and number < converted.num_splits else converted
+    return with_own_split(result.task, converted)
+
+
+def with_own_split(task: Task, graph: Graph) -> Graph:
+    """``graph`` with the split that ``task`` trains on, if it has several."""
+    return graph.split(task.split) if isinstance(task.split, int) and task.split < graph.num_splits else graph
 
 
 def own_graph(result: Result) -> Graph:
