@@ -30,6 +30,7 @@ from weft.core.task import Task
 from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
+from weft.nn.models import is_named_model
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.runtime.device.process import DTYPES, matmul_precision, seeded
 from weft.runtime.step.inputs import bind, edge_arguments, layers_of, takes_blocks, takes_edges, treated
@@ -115,7 +116,9 @@ class Predictor:
         keep: bool = False,
     ) -> None:
         self.model, self.task, self.graph, self.device = model, task, graph, device
-        self._layers, self._run, self._room, self._keep = layers_of(model), bind(model), room, keep
+        # A subclass of a model of Weft's may mix rows between its layers.
+        self._layers = layers_of(model) if is_named_model(model) else None
+        self._run, self._room, self._keep = bind(model), room, keep
         LAYERWISE.check("", "layerwise", layerwise)
         if layerwise and self._layers is None:
             raise SpecError(

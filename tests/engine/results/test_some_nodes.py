@@ -90,8 +90,20 @@ class MixesRows(nn.Module):
         return self.last(h / h.square().sum(1).mean().sqrt(), adj)
 
 
-def test_a_module_that_mixes_rows_is_computed_on_the_whole_graph(ring):
-    result = trained(ring, MixesRows)
+class MixesLogits(weft.nn.GCN):
+    """A subclass of a model of Weft's, whose rows depend on all others as well."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, 8, out_features)
+
+    def forward(self, x, adj, first=None, layer=None):
+        logits = super().forward(x, adj, first=first, layer=layer)
+        return logits - logits.mean(0)
+
+
+@pytest.mark.parametrize("model", [MixesRows, MixesLogits])
+def test_a_module_that_mixes_rows_is_computed_on_the_whole_graph(ring, model):
+    result = trained(ring, model)
     assert torch.equal(result.predict_logits(nodes=NODES), result.predict_logits()[NODES])
 
 
