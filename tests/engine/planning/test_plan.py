@@ -339,15 +339,13 @@ def test_weaving_is_asked_for():
     tasks = [weft.Task(graph="demo", model=model, name=model) for model in ("gcn", "gat")]
     joins = {
         weave: [group.plan.join for group in weft.plan(tasks, "h200", options=weft.RunOptions(weave=weave)).groups]
-        for weave in (None, "off", "concurrent", "merged", True, False)
+        for weave in (None, "off", "concurrent", "merged")
     }
     assert joins == {
         None: ["concurrent"],
         "off": ["solo", "solo"],
         "concurrent": ["concurrent"],
         "merged": ["woven"],
-        True: ["woven"],
-        False: ["solo", "solo"],
     }
 
 
