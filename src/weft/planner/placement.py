@@ -43,8 +43,8 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
             yield replace(on_device("cpu"), features=options.features or "host", topology=topology)
         return
     if options.sampler != "default" and options.topology == "disk":
-        edges = option("topology", "disk")
-        raise SpecError(f"{option('sampler', options.sampler)} needs edges that a GPU reads, not {edges}")
+        on_disk = option("topology", "disk")
+        raise SpecError(f"{option('sampler', options.sampler)} needs edges that a GPU reads, not {on_disk}")
     cached = options.cache is not None or options.cache_policy is not None
     host = "disk" if feature_bytes(task, stats) > HOST_SHARE * machine.host.memory_bytes > 0 else "cached"
     features = [options.features or ("cached" if cached else "gpu")]
