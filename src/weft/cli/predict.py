@@ -78,19 +78,19 @@ def predict(
         from weft.engine.result import graph_for, nodes_of
         from weft.graph.labels import SPLITS
     result = trained(run, member)
-    found = graph_for(result, graph)
-    own = found.ids is not None and nodes is not None and nodes not in SPLITS  # the ids that the output has
-    ids = nodes_of(next(csv.reader([nodes])) if own else numbers(nodes, "nodes"), found)
+    target = graph_for(result, graph)
+    own = target.ids is not None and nodes is not None and nodes not in SPLITS  # the ids that the output has
+    ids = nodes_of(next(csv.reader([nodes])) if own else numbers(nodes, "nodes"), target)
     methods = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}
     options = {"device": device, "layerwise": layerwise, "fanout": numbers(fanout, "fanout"), "seed": seed}
     if what == "embedding":
         options["layer"] = int(layer) if layer is not None and layer.isdecimal() else layer
-    values = methods.get(what, result.embed)(found, ids, **options).numpy()
+    values = methods.get(what, result.embed)(target, ids, **options).numpy()
     with writing(out) as partial, partial.open("wb") as file:
         if out.suffix == ".npy":
             np.save(file, values)
         else:
-            write_csv(file, ids.numpy() if found.ids is None else found.ids[ids.numpy()], values, what)
+            write_csv(file, ids.numpy() if target.ids is None else target.ids[ids.numpy()], values, what)
     typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
 
 

@@ -163,15 +163,14 @@ class Result:
     """A trained task.
 
     ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
-    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
-    and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
-    ``model``: the module with its best weights, in evaluation mode, None if training could not begin.
-    It takes a graph's own features, ``model(graph.x, graph.adj)``, and treats them as the training did.
-    ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
-    the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
-    digest of the file that the model was imported from. ``kept``: plain data of the module besides its weights.
-    ``logged``: what callbacks logged, by name: pairs of the epoch (from 1) and the number. ``top``: of a task with
-    ``keep_top`` its best epochs, the best first.
+    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds`` and
+    ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured. ``model``: the
+    module with its best weights, in evaluation mode, None if training could not begin. It takes a graph's own features,
+    ``model(graph.x, graph.adj)``, and treats them as the training did. ``status``: one of :data:`STATUSES`.
+    ``message``: what went wrong, where something did. ``trained_on``: a summary of the graph. ``dense_features``:
+    whether sparse features were made dense for the model. ``model_code``: a digest of the file that the model was
+    imported from. ``kept``: plain data of the module besides its weights. ``logged``: what callbacks logged, by name:
+    pairs of the epoch (from 1) and the number. ``top``: of a task with ``keep_top`` its best epochs, the best first.
     """
 
     task: Task
@@ -360,9 +359,9 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     for path, module in model.named_modules(remove_duplicate=False):
         tensors = {**module._parameters, **module._buffers}.items()
         passing = module._non_persistent_buffers_set
-        own = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
-        if not own.keys() <= state.keys() or is_parametrized(module):
-            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | own
+        held = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
+        if not held.keys() <= state.keys() or is_parametrized(module):
+            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | held
     return state
 
 

@@ -91,6 +91,7 @@ def treat_inputs(model: nn.Module, task: Task, dense: bool) -> nn.Module:
     return model
 
 
+@dataclass(eq=False, repr=False)
 class Predictor:
     """``model``, which is on ``device``, and ``graph``, which may be anywhere, ready to predict for nodes.
 
@@ -102,34 +103,31 @@ class Predictor:
     neighbourhoods of five requests for ten nodes. ``computed``: how the last request was answered.
     """
 
-    computed = ""
+    model: nn.Module
+    task: Task
+    graph: Graph
+    device: torch.device
+    layerwise: bool | None = None
+    restrict: bool = True
+    room: int = WHOLE_BYTES
+    keep: bool = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: Task,
-        graph: Graph,
-        device: torch.device,
-        layerwise: bool | None = None,
-        restrict: bool = True,
-        room: int = WHOLE_BYTES,
-        keep: bool = False,
-    ) -> None:
-        self.model, self.task, self.graph, self.device = model, task, graph, device
+    def __post_init__(self) -> None:
+        graph, self.computed = self.graph, ""
         # A subclass of a model of Weft's may mix rows between its layers.
-        self._layers = layers_of(model) if is_named_model(model) else None
-        self._run, self._room, self._keep = bind(model), room, keep
-        LAYERWISE.check("", "layerwise", layerwise)
-        if layerwise and self._layers is None:
+        self._layers = layers_of(self.model) if is_named_model(self.model) else None
+        self._run, self._dtype = bind(self.model), DTYPES[self.task.precision]
+        LAYERWISE.check("", "layerwise", self.layerwise)
+        if self.layerwise and self._layers is None:
             raise SpecError(
-                f"task {task.label!r}: {option('layerwise', True)} needs one of Weft's own models, not "
-                f"{task.model_name}, whose rows may depend on all others; leave it out"
+                f"task {self.task.label!r}: {option('layerwise', True)} needs one of Weft's own models, not "
+                f"{self.task.model_name}, whose rows may depend on all others; leave it out"
             )
-        self._dtype = DTYPES[task.precision]
         whole = self._bytes(graph.num_nodes, graph.num_edges)
-        self._layerwise = self._layers is not None and (whole > room if layerwise is None else layerwise)
-        some = restrict and graph.num_edges > SMALL_EDGES and graph.device.type in ("cpu", device.type)
-        self._restrict = some and (self._layerwise or not keep)
+        layerwise = whole > self.room if self.layerwise is None else self.layerwise
+        self._layerwise = self._layers is not None and layerwise
+        some = self.restrict and graph.num_edges > SMALL_EDGES and graph.device.type in ("cpu", self.device.type)
+        self._restrict = some and (self._layerwise or not self.keep)
         self._samplers: dict[Any, Any] = {}
         self._logits: Tensor | None = None  # of all nodes, if they are kept
 
@@ -162,8 +160,8 @@ class Predictor:
                 raise SpecError(f"fanout={fanout} has {len(hops)} hops for {self._layers} layers; give one per layer")
             if hops is None or not nodes.numel():
                 return self._exact(nodes, layer, count).float().cpu()
-            ids, places = nodes.unique(return_inverse=True)  # of a repeated row a loop would lead to the first
-            return self._sampled(ids, hops[:count], drawn_by, layer).float().cpu()[places]
+            ids, positions = nodes.unique(return_inverse=True)  # of a repeated row a loop would lead to the first
+            return self._sampled(ids, hops[:count], drawn_by, layer).float().cpu()[positions]
 
     def _number(self, layer: int | str) -> int | None:
         """How many layers are run to get what ``layer`` returns; None: the model is called, and a part of it taken."""
@@ -184,12 +182,12 @@ class Predictor:
         """From all neighbours: of the nodes' neighbourhoods, or of the whole graph."""
         parts, some = None, 0 < nodes.numel() < self.graph.num_nodes
         if count is not None and self._restrict and some:
-            ids, places = nodes.unique(return_inverse=True)
+            ids, positions = nodes.unique(return_inverse=True)
             parts = self._neighbourhood(ids, count)
         self.computed = "whole graph" if parts is None else "neighbourhoods"
         if parts is not None:
-            return self._through(*parts).index_select(0, places.to(self.device))
-        if layer is not None or not self._keep:
+            return self._through(*parts).index_select(0, positions.to(self.device))
+        if layer is not None or not self.keep:
             return self._whole(nodes, layer, count)
         # In host memory: a lookup on a GPU that trains took 8 ms, waiting for its turn.
         self._logits = self._whole(torch.arange(self.graph.num_nodes), layer, count).float().cpu()
@@ -202,18 +200,18 @@ class Predictor:
 
     def _neighbourhood(self, nodes: Tensor, hops: int) -> tuple[list[Adjacency], Tensor] | None:
         """A block per layer and the features that the first one needs; None if the whole graph costs less."""
-        indptr, blocks, edges, found = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
+        indptr, blocks, edges, needed = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
         # Of a graph that does not fit as a whole only memory counts: what does not fit is computed in chunks.
         most = inf if self._layerwise else self.graph.num_edges * hops / BUILDING
         for left in range(hops, 0, -1):
-            ids = found.long()
+            ids = needed.long()
             count = int((indptr[ids + 1] - indptr[ids]).sum())
-            if edges + left * count > most or self._bytes(found.numel(), edges + count) > self._room:
+            if edges + left * count > most or self._bytes(needed.numel(), edges + count) > self.room:
                 return None  # later blocks have no fewer rows
-            sampled = self._sampler((-1,)).sample(found)
+            sampled = self._sampler((-1,)).sample(needed)
             blocks.append(sampled.to(self.device).blocks[0].adjacency())
-            found, edges = sampled.input_nodes, edges + count
-        return None if self._bytes(found.numel(), edges) > self._room else (blocks[::-1], self._rows.read(found))
+            needed, edges = sampled.input_nodes, edges + count
+        return None if self._bytes(needed.numel(), edges) > self.room else (blocks[::-1], self._rows.read(needed))
 
     def _through(self, blocks: Sequence[Adjacency], values: Any) -> Tensor:
         """Layer by layer through ``blocks``, from the features of the first one's columns."""
@@ -269,7 +267,7 @@ class Predictor:
         relations = {"relation": graph.relation, "num_relations": graph.num_relations}
         part = Graph(graph.adj, graph.x, y, test=nodes.to(graph.device).unique(), num_classes=1, **relations)
         width = max(graph.num_features, self.task.hidden, graph.num_classes)
-        edges = max(min(EVALUATION_EDGES, self._room // (8 * width + EDGE_BYTES)), 1)
+        edges = max(min(EVALUATION_EDGES, self.room // (8 * width + EDGE_BYTES)), 1)
         passes = LayerWise(part, self._rows, self.device, edges)
         values = passes.logits(infer, count)[0]
         return values.index_select(0, passes.rows(nodes.to(graph.device)))

@@ -131,11 +131,7 @@ class Inputs:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        make_source: MakeSource = FullGraph,
-        device: torch.device | None = None,
-        place: str = "gpu",
+        self, graph: Graph, make_source: MakeSource = FullGraph, device: torch.device | None = None, place: str = "gpu"
     ) -> None:
         self.graph, self._make_source, self._place = graph, make_source, place
         self.device = graph.device if device is None else exact_device(device)
