@@ -75,14 +75,6 @@ def parse_division(value: Any, name: str) -> str | float:
     return str(value)
 
 
-def parse_weave(value: Any, name: str) -> str:
-    """One of :data:`WEAVES`; True and False stand for merged and off."""
-    weave = {True: "merged", False: "off"}[value] if isinstance(value, bool) else value
-    if weave not in WEAVES:
-        raise SpecError(f"{option(name, value)} must be one of {', '.join(WEAVES)}")
-    return str(weave)
-
-
 def parse_log(value: Any, name: str) -> tuple[str, ...]:
     """One ``"KIND:WHERE"`` or several; a :class:`SpecError` for a kind that is not there, or that lacks its place."""
     specs = () if value is None else (value,) if isinstance(value, str) else value
@@ -266,7 +258,6 @@ class RunOptions(_Options):
         None, str,
         "How tasks of different structure share a GPU: one after another, concurrent, or merged into one step.",
         "run plan queue", "off|concurrent|merged|merged+push", "concurrent if they do not fill it", choices=WEAVES,
-        parse=parse_weave,
     )
     compile: bool | None = run_option(
         None, bool, "Compile steps with Inductor, or never.", "run plan queue",
@@ -351,59 +342,46 @@ class RunOptions(_Options):
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` for options that exclude each other or these ``tasks``, or that nothing would read."""
-        given = self.given
-        if self.ranks == 1:
-            for name in ("order", "peers", "sharded"):
-                if name in given:
-                    raise SpecError(
-                        f"{option(name, given[name])} is of use over several ranks only; give ranks=2 or more, or "
-                        "leave it out"
-                    )
-        else:
-            for name, reason in (
-                ("weave", "ranks wait for each other inside of a step"),
-                ("compile", "ranks wait for each other inside of a step"),
-                *((name, "every rank has its part of the graph in its own memory") for name in self.placement.given),
-                ("batches", "a loader makes batches for a run in one process"),
-                ("hardware", "it prepares batches of a run in one process"),
-            ):
-                if given.get(name):
-                    shown = f"{name}=" if name in ("batches", "hardware") else option(name, given[name])
-                    raise SpecError(f"{shown} does not go with ranks={self.ranks}: {reason}; leave one of the two out")
+        given, ranks, label = self.given, option("ranks", self.ranks), tasks[0].label
+        waits, memory = "ranks wait for each other inside of a step", "every rank has its part of the graph in its own"
+        apart = {"weave": waits, "compile": waits, **dict.fromkeys(self.placement.given, f"{memory} memory")}
+        apart |= dict.fromkeys(("batches", "hardware"), "batches are then made for a run in one process")
+        for name, value in given.items():
+            shown = f"{name}=" if name in ("batches", "hardware") else option(name, value)
+            if self.ranks == 1 and name in ("order", "peers", "sharded"):
+                several = option("ranks", 2)
+                raise SpecError(f"{shown} is of use over several ranks only; give {several} or more, or leave it out")
+            if self.ranks > 1 and name in apart and value is not False:
+                raise SpecError(f"{shown} does not go with {ranks}: {apart[name]}; leave one of the two out")
+            if name in ("batches", "hardware") and self.placement.sampler != "default":
+                sampler = option("sampler", self.placement.sampler)
+                raise SpecError(f"{sampler} makes the batches on the GPU, and {shown} elsewhere; give one of the two")
         if self.sharded is not None and not any(_sums_over_ranks(task) for task in tasks):
             raise SpecError(
                 f"{option('sharded', self.sharded)} would have no effect: none of these tasks sums rows of the whole "
                 "graph (attentions, maxima and sampled batches copy remote rows first); leave it out"
             )
-        if self.tuner is None and (self.trials is not None or self.width is not None):
-            name = "trials" if self.trials is not None else "width"
-            raise SpecError(f"{option(name, given[name])} would have no effect without {option('tuner')}")
+        unread = [name for name in ("trials", "width") if name in given and self.tuner is None]
+        if unread:
+            raise SpecError(f"{option(unread[0], given[unread[0]])} would have no effect without {option('tuner')}")
         if self.prune is not None and len(tasks) == 1:
-            label = tasks[0].label
             raise SpecError(f"{option('prune')} would have no effect: {label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:
             raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
-        for name in ("batches", "hardware"):
-            if self.placement.sampler != "default" and getattr(self, name) is not None:
-                raise SpecError(
-                    f"{option('sampler', self.placement.sampler)} makes the batches on the GPU, and {name}= "
-                    "elsewhere; give one of the two"
-                )
         if self.hardware is not None and not any(task.sampled for task in tasks):
-            raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
+            raise SpecError(f"task {label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:
             where = f"task {task.label!r}: "
             if task.batch == FIT and (self.ranks > 1 or self.batches is not None):
-                other = f"ranks={self.ranks}" if self.ranks > 1 else "batches="
+                other = ranks if self.ranks > 1 else "batches="
                 raise SpecError(
                     f"{where}batch='fit' is decided for one device and its sampler, not with {other}: give a number"
                 )
-            if self.batches is not None:
-                if not task.sampled or task.fanout is None:
-                    raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")
-                for name in ("batch_seed", "feature_norm"):
-                    if name in task.given:
-                        raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
+            if self.batches is not None and (not task.sampled or task.fanout is None):
+                raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")
+            for name in ("batch_seed", "feature_norm") if self.batches is not None else ():
+                if name in task.given:
+                    raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
 
     def check_device(self, kind: str) -> None:
         """A :class:`SpecError` for options that a run on devices of ``kind`` would not read."""

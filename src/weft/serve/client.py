@@ -282,7 +282,7 @@ class Client:
         nodes: Sequence[int],
         *,
         fanout: Sequence[Any] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         latency_target: float | None = None,
     ) -> dict[str, Any]:
         """What the model of ``task``, which is done, says of up to 10,000 ``nodes``, at once.

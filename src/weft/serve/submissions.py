@@ -186,7 +186,9 @@ def read_prediction(body: bytes) -> dict[str, Any]:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(PREDICT_FIELDS)}")
     check_node_list(request.get("nodes"), "nodes", MOST_PREDICTED)
     fanout = None if request.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(request["fanout"])]
-    seed = Rule(int, low=0, below=2**62).check("", "seed", request.get("seed", 0))
+    seed = Rule(int, optional=True, low=0, below=2**62).check("", "seed", request.get("seed"))
+    if seed is not None and fanout is None:
+        raise BadRequestError("seed would have no effect: nothing is drawn without fanout")
     target = check_option("latency_target", request.get("latency_target"))
     return {**request, "fanout": fanout, "seed": seed, "latency_target": target}
 

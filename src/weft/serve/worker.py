@@ -352,7 +352,7 @@ class Worker:
                     continue
                 count += 1
                 try:
-                    found = answer(predictor, asked["nodes"], asked.get("fanout"), asked.get("seed", 0))
+                    found = answer(predictor, asked["nodes"], asked.get("fanout"), asked.get("seed"))
                 except WeftError as error:
                     found = {"error": str(error)}
                 except Exception as error:  # it may have broken the device: the process is replaced
