@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,19 +13,6 @@ from weft.core.run_options import options_of
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")]
-RunOut = Annotated[
-    Path | None, typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC")
-]
-ProgressKind = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|live|plain|json|none",
-        help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-        show_default="live on a terminal, else plain",
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,7 +63,7 @@ def takes(*rows: ShellOption) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        parameters = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         for row in rows:
             flag = row.flag or f"--{row.name.replace('_', '-')}"
             info = typer.Option(flag, help=row.help, metavar=row.metavar, show_default=row.shown or True)

@@ -65,9 +65,8 @@ class Driver:
     ``device`` and ``compiled``: of the group's step. ``board`` has all members that have begun, of every group: a
     pruning policy compares them, with the ``rivals``, members of the same sweep in other processes. ``callbacks``: of
     members, by name; ``make_model`` makes the model of a member that a callback reads, ``gradient_norm`` reads that of
-    its last step. ``period`` fixes the number of
-    epochs between two decisions, which otherwise follows the speed of the group so that one comes every
-    ``POLL_SECONDS``; only the number of events depends on it.
+    its last step. ``period`` fixes the number of epochs between two decisions, which otherwise follows the speed of the
+    group so that one comes every ``POLL_SECONDS``; only the number of events depends on it.
     """
 
     members: list[Member]
@@ -101,23 +100,23 @@ class Driver:
             if requests.cancelled(member.name):
                 self._stop(member, "cancelled", member.epoch)
         changes = self._changes(first, trained, requests)
-        about: dict[str, Any] = {"stop": tuple(self._stops.values()), **changes}
+        decided: dict[str, Any] = {"stop": tuple(self._stops.values()), **changes}
         was_paused, self._paused = self._paused, False
         if not self._running() and not changes.get("start"):
             # The state of a lone member that diverged is no longer a number: not worth resuming.
             worth_saving = [member.status for member in self.members] != ["diverged"]
-            return Decision(self._epoch, **about, save=worth_saving, finish=True)
+            return Decision(self._epoch, **decided, save=worth_saving, finish=True)
         if requests.interrupt or requests.preempt:
             reason = "interrupted" if requests.interrupt else "preempted"
-            return Decision(self._epoch, **about, save=True, finish=True, reason=reason)
+            return Decision(self._epoch, **decided, save=True, finish=True, reason=reason)
         save = trained > 0 and self._unsaved_seconds >= self.options.checkpoint_every
         if requests.pause:
             self._paused, save = True, not was_paused or bool(self._stops)
         if save:
             self._unsaved_seconds = 0.0
         if self._paused:
-            return Decision(self._epoch, **about, save=save, pause=True)
-        return Decision(self._epoch, **about, save=save, advance=self._advance(len(changes.get("drop", ()))))
+            return Decision(self._epoch, **decided, save=save, pause=True)
+        return Decision(self._epoch, **decided, save=save, advance=self._advance(len(changes.get("drop", ()))))
 
     def _changes(self, first: bool, trained: int, requests: Requests) -> dict[str, Any]:
         """Fields of the decision, besides members that end: ``first``, or after ``trained`` more epochs."""
@@ -174,10 +173,10 @@ class Driver:
         comparable = [member for member in self.board.values() if member.peers == peers]
         scores = {member.name: member.scores(self._epoch) for member in comparable}
         if self.rivals is not None:
-            others = self.rivals.at(self._epoch, self.board.values(), peers)
-            if others is None:
+            rivals = self.rivals.at(self._epoch, self.board.values(), peers)
+            if rivals is None:
                 return
-            scores |= others
+            scores |= rivals
         answer = policy(self._epoch, scores, list(running))
         if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
             raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")

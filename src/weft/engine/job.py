@@ -405,8 +405,8 @@ class Job:
     def _leave_if_interrupted(self, session: Session) -> None:
         if session.left == "interrupted":
             self._report(force=True)
-            place = None if session.checkpoint is None else session.checkpoint.parent
-            raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
+            folder = None if session.checkpoint is None else session.checkpoint.parent
+            raise Interrupted(session.group.epoch, folder, self._control.signal or signal.SIGINT)
 
     def _record(self, key: str, session: Session, divided: dict[str, Any]) -> Plan:
         """What results hold of a group that has trained: its plan, how it really ran, and what it took."""
@@ -496,8 +496,8 @@ class Job:
                 task = self._tasks[half.members[0]]
                 why = plan_as_one_group([task], self._graphs.stats(task), half.device).why
             halves.append((f"{key}{letter}", replace(half, why=(reason, *why))))
-        place = self.groups.index((key, plan))
-        self.groups[place : place + 1] = halves
+        position = self.groups.index((key, plan))
+        self.groups[position : position + 1] = halves
         if self._begun:
             self._events.note(f"{error}; trying them in two halves")
             if self._folder is not None:

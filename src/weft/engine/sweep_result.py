@@ -240,9 +240,9 @@ def folder_names(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     result = []
     for index, name in enumerate(names):
-        plain = re.sub(r"[^\w=.+-]+", "_", name, flags=re.ASCII).strip("_.")[:LONGEST_FOLDER] or "task"
-        if plain.lower() in taken:  # some file systems ignore case
-            plain = f"{plain}-{index}"
+        stem = plain = re.sub(r"[^\w=.+-]+", "_", name, flags=re.ASCII).strip("_.")[:LONGEST_FOLDER] or "task"
+        while plain.lower() in taken:  # some file systems ignore case
+            plain, index = f"{stem}-{index}", index + 1
         taken.add(plain.lower())
         result.append(plain)
     return result
