@@ -16,8 +16,10 @@ from weft.batches.block import Subgraph, exact_device
 from weft.batches.pipeline import Pipeline, Stage
 from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import InputError
+from weft.core.gpus import check_device_name
 from weft.core.settings import Rule
 from weft.core.wording import nearest_names
+from weft.graph.check import as_ids, as_vector, check_range
 from weft.graph.graph import Graph
 from weft.nn.conv import without_weights
 from weft.nn.pyg.edges import edges_of
@@ -82,7 +84,11 @@ class NeighborLoader:
         if not isinstance(num_neighbors, Sequence) or not all(type(count) is int for count in num_neighbors):
             raise InputError(f"num_neighbors={num_neighbors!r} must list a number per hop, such as [15, 10] (-1: all)")
         self.data, self.options, self.drop_last, self.batch_size = data, chosen, chosen.drop_last, chosen.batch_size
-        device = exact_device(chosen.device or edge_index.device)
+        device = exact_device(check_device_name(str(chosen.device or edge_index.device)))
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"NeighborLoader: device={chosen.device!r}: torch finds no CUDA device here")
+        if chosen.weight_attr is not None and chosen.weight_attr not in data:
+            raise InputError(f"weight_attr={chosen.weight_attr!r}: {data!r} has no such attribute")
         self._order = None if edges.order is None else edges.order.to(device)
         weight = None if chosen.weight_attr is None else data[chosen.weight_attr].to(device)
         self._sampler = NeighbourSampler(
@@ -141,10 +147,13 @@ class NeighborLoader:
 
 def _seeds(nodes: Any, count: int) -> tuple[Tensor, Tensor]:
     """The seeds ``[S]`` and what a batch calls them in ``input_id``: ids of a mask, else their positions."""
-    nodes = torch.arange(count) if nodes is None else torch.as_tensor(nodes).cpu()
+    if isinstance(nodes, tuple) and nodes[:1] == (None,):  # as PyG has it, with the type of the nodes
+        nodes = nodes[1]
+    nodes = torch.arange(count) if nodes is None else as_vector(nodes, "input_nodes").cpu()
     is_mask = nodes.dtype == torch.bool
-    seeds = nodes.flatten().nonzero()[:, 0] if is_mask else nodes.long()
-    if nodes.dim() != 1 or nodes.is_floating_point() or not seeds.numel() or (is_mask and nodes.numel() != count):
+    seeds = nodes.nonzero()[:, 0] if is_mask else as_ids(nodes, "input_nodes").long()
+    if not seeds.numel() or (is_mask and nodes.numel() != count):
         what = f"input_nodes of shape {list(nodes.shape)} and type {nodes.dtype}, with {seeds.numel()} nodes,"
         raise InputError(f"{what} must be a mask of {count} nodes, or node ids, and have at least one")
+    check_range(seeds, count, "input_nodes", "nodes of the data")
     return seeds, seeds if is_mask else torch.arange(seeds.numel())

@@ -8,10 +8,10 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from weft.core.errors import InputError, SpecError
 from weft.core.event import finite

@@ -144,7 +144,7 @@ class Broken(nn.Module):
         ({}, {"budget": "much"}, SpecError, "budget='much' is not an amount of memory"),
         ({}, {"budget": "10KiB"}, SpecError, "below the weights and optimizer state of task 'gcn' alone"),
         ({"graph": "shape:kora"}, {}, GraphError, "no shape 'kora'"),
-        ({"graph": 1.5j}, {}, SpecError, "must be a name, a path or a weft.Graph"),
+        ({"graph": 1.5j}, {}, SpecError, "must be a name, a path, a weft.Graph, or a Data"),
     ],
 )
 def test_mistakes_are_one_sentence(task, options, error, message):
