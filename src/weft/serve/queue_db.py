@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import time
 import uuid
@@ -28,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.core.errors import InputError, WeftError
+from weft.core.files import file_name
 from weft.core.plain_data import PlainData
 from weft.sched.queue_state import UserShare
 
@@ -583,7 +583,7 @@ class QueueDB:
 
     def _insert_sweep(self, spec: Mapping[str, Any], user: str, now: float) -> str:
         """Write a new sweep; its name: the user's, or ``sweep``, with the next number, which no id of a task has."""
-        stem = re.sub(r"[^\w=.+-]+", "_", str(spec.get("name") or ""), flags=re.ASCII).strip("_.")[:80] or "sweep"
+        stem = file_name(str(spec.get("name") or ""), "sweep")[:80]
         last = "SELECT max(CAST(substr(name, ?) AS INTEGER)) FROM sweeps WHERE name > ? AND name < ?"  # . follows -
         row = self.connection.execute(last, (len(stem) + 2, f"{stem}-", f"{stem}.")).fetchone()
         name = f"{stem}-{(row[0] or 0) + 1}"
