@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,3 +20,5 @@ def install(folder: Path, monkeypatch, name: str, code: str, **groups: Mapping[s
                 for group, entries in groups.items())  # fmt: skip
     (info / "entry_points.txt").write_text("\n".join(sections))
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(sys.modules, name, None)  # what is imported by this name goes with the test
+    del sys.modules[name]

@@ -55,7 +55,7 @@ def test_plot(weft, here):
         (["--queue", "all"], "there is no queue 'all'"),
         (["--tasks", "0"], "tasks=0 must be at least 1"),
         (["--workers", "0"], "workers=0 must be at least 1"),
-        (["--budget", "much"], "budget='much' is not an amount of memory"),
+        (["--budget", "much"], "--budget much is not an amount of memory"),
         (["--machine", "v10"], "there is no machine 'v10'"),
         (["--plot", "gantt.png"], "--plot gantt.png: the name must end in .svg"),
         (["--file", "none.json"], "none.json: is not a recorded queue"),

@@ -82,7 +82,7 @@ def nobody(monkeypatch):
         (["submit", "--infer", "../x"], "there is no task '../x'"),
         (["submit", "--infer", NAME, "--deadline", "2h"], "--deadline 2h is for trainings"),
         (["submit", "SPEC", "--priority", "9" * 20], f"--priority {'9' * 20} must be a whole number from -1000"),
-        (["submit", "SPEC", "--budget", "nan"], "budget='nan' is not an amount of memory"),
+        (["submit", "SPEC", "--budget", "nan"], "--budget nan is not an amount of memory"),
         (["submit", "SPEC", "--budget", "1e30"], "--budget 1e30 is more memory than there is"),
         (["submit", "SPEC", "--deadline", "nan"], "--deadline nan: expected a time"),
         (["submit", "SPEC", "--after", "x"], "there is no task 'x'"),

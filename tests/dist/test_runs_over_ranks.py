@@ -43,6 +43,11 @@ def test_a_task_over_two_ranks():
     assert_same(weft.run(one, ranks=2), weft.run(one))
 
 
+def test_more_ranks_than_the_host_has_memory_for_are_refused_before_any_is_started():
+    with pytest.raises(SpecError, match=r"ranks=100000: every rank is a process .* request at most"):
+        weft.run(task(), ranks=100_000)
+
+
 def test_a_sweep_over_two_ranks(tmp_path):
     sweep = weft.Sweep(tiny_graph(), model=["gcn", "sage"], hidden=8, epochs=6, seed=range(2), lr=[0.05, 0.01])
     found, expected = (

@@ -76,13 +76,6 @@ def takes(*rows: ShellOption) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
-def with_section(section: Mapping[str, Any], reader: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options ``given`` in the shell, and those of the ``section`` [run] of a spec that are not given there."""
-    usual = {row.name: row.default for row in run_options(reader)}
-    mine = {name: value for name, value in section.items() if name in usual or reader == "queue"}
-    return {**given, **{name: value for name, value in mine.items() if given.get(name) in (usual.get(name), [])}}
-
-
 def shell_arguments(reader: str, values: Mapping[str, Any]) -> list[str]:
     """The words of a command line that give ``values`` of the options that ``reader`` reads."""
     words = []

@@ -23,7 +23,8 @@ from weft.cli.format import (
     with_local_times,
     write_file,
 )
-from weft.cli.options import Changes, Json, ShellOption, run_options, takes, with_section
+from weft.cli.options import Changes, Json, ShellOption, run_options, takes
+from weft.cli.spec import with_section
 from weft.core.errors import InputError, SpecError
 from weft.core.run_options import RunOptions
 from weft.core.spec_file import read_with_options

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.format import aligned
-from weft.cli.options import Changes, run_options, shell_arguments, takes, with_section
-from weft.cli.spec import section_of, spec_of, tuned_spec_of
+from weft.cli.options import Changes, run_options, shell_arguments, takes
+from weft.cli.spec import section_of, spec_of, tuned_spec_of, with_section
 from weft.core.errors import SpecError
 from weft.core.run_options import TUNERS, RunOptions
 from weft.core.spec_file import read_with_options

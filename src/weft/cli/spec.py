@@ -8,9 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from weft.cli.options import with_section
 from weft.core.errors import SpecError
-from weft.core.run_options import RunOptions
+from weft.core.run_options import RunOptions, options_of
 from weft.core.search_space import Choice
 from weft.core.spec_file import read_with_options
 from weft.core.sweep import Sweep
@@ -48,6 +47,13 @@ def tuned_spec_of(
     if settings:
         options["tuner"] = Tuner.of(options["tuner"], **settings)
     return work, RunOptions.of(**{**with_section(section, reader, given), **options})
+
+
+def with_section(section: Mapping[str, Any], reader: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options ``given`` in the shell, and those of the ``section`` [run] of a spec that are not given there."""
+    usual = {row.name: row.default for row in options_of(reader) if row.metadata["shell"]["help"]}
+    mine = {name: value for name, value in section.items() if name in usual or reader == "queue"}
+    return {**given, **{name: value for name, value in mine.items() if given.get(name) in (usual.get(name), None, [])}}
 
 
 def _stamp(path: Path) -> object:

@@ -27,11 +27,14 @@ import torch
 
 from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
+from weft.core.host_memory import free_host_bytes
+from weft.core.units import show_bytes
 from weft.dist.peer_memory import RankLostError, check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]
 JOIN_SECONDS = 5.0
+RANK_BYTES = 290_000_000  # of its own that a process has after training a small graph; 10,000 such filled a host
 STARTED_AGAIN = 87  # the exit code of a rank whose import of the user's script starts a run
 
 
@@ -103,6 +106,11 @@ def start_ranks(
         with Ranks(RankAddress(rank, world, "env://", where, distinct, timeout, peers=peers)) as ranks:
             yield ranks
         return
+    if (count - 1) * RANK_BYTES > (free := free_host_bytes()):
+        raise SpecError(
+            f"ranks={count}: every rank is a process that takes at least {show_bytes(RANK_BYTES)} of host memory, and "
+            f"{show_bytes(free)} are free; request at most {1 + free // RANK_BYTES}"
+        )
     devices, distinct = devices_for(count, device)
     meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
     check_peers(peers, device, distinct)  # before processes are started

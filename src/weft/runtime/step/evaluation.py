@@ -427,7 +427,8 @@ def evaluates_at(epoch: int, every: int, epochs: int) -> bool:
 
 def _write(state: State, rows: Tensor) -> None:
     """Write the first columns ``rows [T, K]`` of the epoch at hand of every member into the history."""
-    history, values = state.history[:, :, : rows.shape[1]], rows.unsqueeze(1)
+    history = state.history[:, :, : rows.shape[1]]
+    values = rows.to(history.dtype).unsqueeze(1)  # losses of float64 parameters are float64
     if not state.rowwise:
         history.index_copy_(1, state.first_epoch, values)
         return
