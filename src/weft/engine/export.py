@@ -134,6 +134,7 @@ def export(result: Result, to: str, out: str | Path | None = None) -> Path:
     partial = path.with_name(f".{path.stem}.partial{ending}")  # by its ending torch knows what to write
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()  # torch's writers say in their own words, of C++, that a file cannot be opened
         write(result, partial)
         partial.replace(path)
     except OSError as error:

@@ -13,7 +13,7 @@ from torch import nn
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 
 QUIET = {"progress": False, "device": "cpu"}
 MODELS = {
@@ -197,4 +197,6 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path, monkeypatch):
     ]:
         with pytest.raises(SpecError, match=told):
             result.export(*arguments)
+    with pytest.raises(InputError, match=r"out='n+\.pt': cannot be written \(File name too long\)"):
+        weft.run(weft.Task(graph, model=Mean, epochs=1), **QUIET).export("pyg", f"{'n' * 300}.pt")
     assert not list(tmp_path.iterdir())
