@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,5 +147,6 @@ def export(result: Result, to: str, out: str | Path | None = None) -> Path:
         words = f"{to} cannot express this model ({type(error).__name__}: {reason})"
         raise SpecError(f"task {result.name!r}: {words}; export pyg or safetensors") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return path
