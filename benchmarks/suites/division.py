@@ -45,9 +45,9 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import profile, synchronize
+from examples.thread_accelerator import ThreadAccelerator
 from weft.batches.division.profiler import all_at_once
 from weft.batches.division.source import DividedSampled, DividedSampling
-from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.core.division import Division, PhaseTime, PhaseTimes

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from safetensors.torch import load_file
 
-from weft import Sweep, Task, run
+from weft import Sweep, Task, read, run
 
 NAMES = ["plain", 'says "hi"', '"begins', "a,b", "two\nlines"]
 
@@ -28,6 +28,15 @@ def test_predictions_by_the_users_own_ids_are_a_csv_file_whatever_the_ids(tmp_pa
             rows = list(csv.reader(file))
         assert [row[0] for row in rows[1:]] == NAMES
         assert {len(row) for row in rows} == {2 if what == "classes" else 3}
+    out = tmp_path / "some.csv"
+    assert weft("predict", tmp_path / "run", "--out", out, "--nodes", '"a,b",plain')[0] == 0
+    with out.open(newline="") as file:
+        assert [row[0] for row in csv.reader(file)] == ["node", "a,b", "plain"]
+    result = read(tmp_path / "run")
+    assert torch.equal(result.predict_logits(nodes=["a,b", "plain"]), result.predict_logits(nodes=[3, 0]))
+    code, _, err = weft("predict", tmp_path / "run", "--out", out, "--nodes", "plain,0")
+    assert code == 2
+    assert "there is no '0' among the ids of graph" in err
 
 
 def test_ids_of_nodes_samples_and_embeddings(tmp_path, weft):
@@ -53,6 +62,8 @@ def test_ids_of_nodes_samples_and_embeddings(tmp_path, weft):
         (["--nodes", "3,x"], "--nodes 3,x: expected numbers"),
         (["--layer", "1"], "--layer 1 is for --what embedding"),
         (["--fanout", "3"], "has 1 hops for 2 layers"),
+        (["--seed", "3"], "--seed 3 would have no effect: nothing is drawn without --fanout"),
+        (["--layerwise", "--fanout", "3,3"], "--layerwise would have no effect with --fanout"),
     ]:
         code, _, err = weft("predict", tmp_path / "run", "--out", out, *wrong)
         assert code == 2

@@ -32,8 +32,8 @@ def refusal(spec, capsys, monkeypatch, *words):
         (["--gpus", "2", "--ranks", "2"], "give one of the two"),
         (["--gpus", "2", "--device", "cpu"], "--gpus 2 with --device cpu"),
         (["--gpus", "99"], "--gpus 99: this machine has"),
-        (["--ranks", "2", "--weave", "merged"], "--weave merged does not go with ranks=2"),
-        (["--ranks", "2", "--features", "host"], "--features host does not go with ranks=2"),
+        (["--ranks", "2", "--weave", "merged"], "--weave merged does not go with --ranks 2"),
+        (["--ranks", "2", "--features", "host"], "--features host does not go with --ranks 2"),
         (["--order", "rcm"], "--order rcm is of use over several ranks only"),
     ],
 )

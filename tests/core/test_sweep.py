@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -192,6 +194,13 @@ def test_mistakes(settings, message):
     with pytest.raises(SpecError) as error:
         Sweep(**{"graph": "cora", "name": "mine", **settings})
     assert message in str(error.value)
+
+
+def test_more_samples_than_a_sweep_may_have_are_refused_before_any_is_drawn():
+    code = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (6, 6)); import weft; "
+    code += "weft.Sweep('demo', lr=weft.uniform(0.1, 0.2), samples=10**12)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "1,000,000,000,000 tasks (1000000000000) are more than 10,000" in done.stderr
 
 
 def test_what_is_drawn_without_samples_is_a_space_for_a_tuner():

@@ -147,6 +147,52 @@ class MeanOfBlock(OverBlocks):
         return h - h.mean(0)
 
 
+class MeanOfSampledBlocks(OverBlocks):
+    """It centres sampled batches, and leaves the whole graph as it is."""
+
+    def forward(self, x: Tensor, blocks: Any) -> Tensor:
+        first, last = blocks if isinstance(blocks, tuple) else (blocks, blocks)
+        h = torch.tanh(self.first(x, first))
+        return self.last(h - h.mean(0) if isinstance(blocks, tuple) else h, last)
+
+
+class BothDirections(nn.Module):
+    """It also reads the nodes that a node has edges to, of which a part of a batch has some."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.first, self.back = weft.nn.SAGEConv(in_features, 8), weft.nn.SAGEConv(8, out_features)
+
+    def forward(self, x: Tensor, adj: Any) -> Tensor:
+        return self.back(F.dropout(torch.tanh(self.first(x, adj)), 0.3, self.training), adj.transposed())
+
+
+class LargestSeen(Plain):
+    """A buffer that no loss depends on, with the largest activation of all nodes."""
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 8) -> None:
+        super().__init__(in_features, out_features, hidden)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def mixed(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.largest.copy_(torch.maximum(self.largest, h.detach().amax()))
+        return h
+
+
+class DotProducts(nn.Module):
+    """Attention by Weft's operators, edges weighted by the first of their features."""
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 8) -> None:
+        super().__init__()
+        self.first, self.last = weft.nn.SAGEConv(in_features, hidden), weft.nn.SAGEConv(hidden, out_features)
+
+    def forward(self, x: Tensor, adj: Any) -> Tensor:
+        h = torch.tanh(self.first(x, adj))
+        scores = weft.ops.edge_softmax(adj, weft.ops.sddmm(adj, h, h, heads=2)).mean(-1)
+        return self.last(weft.ops.spmm(adj, h, weight=scores * adj.edge_attr[:, 0]), adj)
+
+
 MIXING = (
     Mean,
     GatedVirtualNode,
@@ -158,4 +204,5 @@ MIXING = (
     OnlyInEvaluation,
     ALittleInEvaluation,
     Noise,
+    LargestSeen,
 )

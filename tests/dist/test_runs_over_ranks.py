@@ -16,7 +16,7 @@ import torch
 
 import weft
 from tests.dist.cases import TwoBranches
-from tests.dist.mixing import MIXING, Later, Plain
+from tests.dist.mixing import MIXING, DotProducts, Later, Plain
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.dist.peer_memory import Barrier, RankLostError
@@ -284,6 +284,20 @@ def test_a_module_over_wefts_layers_is_resumed_after_a_kill_bit_for_bit(tmp_path
     assert resumed.history == whole.history
     for name, value in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value)
+
+
+def test_products_of_both_ends_of_edges_and_features_of_edges_over_ranks():
+    edges = torch.randint(0, 40, (2, 160), generator=torch.manual_seed(1))
+    values = {"x": torch.randn(40, 6), "y": torch.arange(40) % 3, "edge_attr": torch.rand(160, 2)}
+    splits = {"train": torch.arange(15), "val": torch.arange(15, 25), "test": torch.arange(25, 40)}
+    one = task(graph=weft.Graph.from_edges(*edges, 40, directed=True, **values, **splits), model=DotProducts, epochs=5)
+    assert_same(weft.run(one, ranks=3, device="cpu"), weft.run(one, device="cpu"))
+
+
+def test_errors_after_a_run_over_ranks_are_shown_as_before_it():
+    before = sys.excepthook
+    weft.run(task(epochs=1), ranks=2, device="cpu")
+    assert sys.excepthook is before
 
 
 def test_a_module_that_may_mix_rows_later_is_refused():

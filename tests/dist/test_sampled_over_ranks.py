@@ -7,7 +7,7 @@ import torch
 
 import weft
 from tests.dist.cases import CPU
-from tests.dist.mixing import Deep, MeanOfBlock, NormOverGraph, OverBlocks
+from tests.dist.mixing import BothDirections, Deep, MeanOfBlock, MeanOfSampledBlocks, NormOverGraph, OverBlocks, Plain
 from tests.graphs_for_tests import tiny_graph
 from weft.batches.sampled import source_for
 from weft.batches.sharded import ShardedSampling
@@ -176,6 +176,33 @@ def test_a_users_module_over_blocks_has_the_numbers_of_one_rank_or_is_refused():
     assert found == pytest.approx(expected, abs=2e-6)
     with pytest.raises(SpecError, match="the numbers of model MeanOfBlock depend on which nodes are on which rank"):
         weft.run(wrong, ranks=2, device="cpu")
+
+
+@pytest.mark.parametrize("model", [MeanOfSampledBlocks, BothDirections])
+def test_a_module_whose_sampled_batches_alone_depend_on_the_ranks_is_refused(model):
+    task = weft.Task(tiny_graph(), model=model, epochs=2, mode="sampled", fanout=[3, 2], batch=7)
+    with pytest.raises(SpecError, match=rf"the numbers of model {model.__name__} depend on which nodes are on which"):
+        weft.run(task, ranks=2, device="cpu")
+
+
+class Rows(Plain):
+    """Norms of each node, dropout, and a dense layer over the features."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.norm, self.by_hand = weft.nn.LayerNorm(8), torch.nn.Linear(in_features, out_features)
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) + self.by_hand(x)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_module_with_dropout_trains_on_parts_of_batches_with_dense_features(sparse):
+    graph, settings = tiny_graph(sparse=sparse), {"mode": "sampled", "fanout": [3, 2], "batch": 7}
+    losses = weft.run(weft.Task(graph, model=Rows, epochs=3, lr=0.02, **settings), ranks=2, device="cpu").history[
+        "loss"
+    ]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
+from examples.thread_accelerator import ThreadAccelerator
 from tests.runtime.test_sampled import CPU, graph, group_of, rows, task  # noqa: F401
 from weft.batches.division import profiler
 from weft.batches.division.source import DividedSampling
-from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.batches.sampled import Sampling
 from weft.core.division import Division
 from weft.core.errors import InputError

@@ -136,7 +136,7 @@ def test_who_a_submission_is_for():
 @pytest.mark.parametrize("target", [1e300, 86_401, 0, -1, "soon", True])
 def test_bad_latency_targets(target):
     body = {"task": {"graph": "demo"}, "infer": {"weights": "w.safetensors", "latency_target": target}}
-    with pytest.raises(BadRequestError, match="above 0 and at most 86,400"):
+    with pytest.raises(InputError, match="above 0 and at most 86,400"):
         read_submissions(body, Registry(), "me", lambda _: None)
 
 
@@ -145,7 +145,7 @@ def test_folders_of_the_server_are_not_shown(tmp_path):
     hidden = HiddenPaths(odd, None, Path("/"))
     assert hidden.text(f"{odd}/bad.npz: no graph; see /etc") == "bad.npz: no graph; see /etc"
     assert hidden.data({f"{odd}/x": [f"{odd}/y", 1, None]}) == {"x": ["y", 1, None]}
-    assert json.loads(hidden.json_text(json.dumps({"error": f"{odd}/y"}, ensure_ascii=False))) == {"error": "y"}
+    assert json.loads(hidden.text(json.dumps({"error": f"{odd}/y"}, ensure_ascii=False))) == {"error": "y"}
 
 
 def test_functions_that_a_task_names_are_in_the_registry():
@@ -336,7 +336,7 @@ def test_groups_in_the_queue(tmp_path):
         queue.record([("b", "progress", {"epoch": 1})])
         queue.end_group("g", "preempted", "restart")
         assert [one.note for one in queue.groups("preempted")] == ["restart"]
-        text, names, following = queue.rows_as_json(None, "", 1000, 0)
+        text, names, following = queue.rows_as_json(1000, 0, user="")
         assert ([task["id"] for task in json.loads(f"[{text}]")], following) == (names, None) == (["a", "b"], None)
         assert problems(queue) == []
 

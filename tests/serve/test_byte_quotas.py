@@ -60,6 +60,19 @@ def test_settings_of_a_users_open_tasks_are_bounded(http):
     assert shown == 8 * 64 + 1
 
 
+def test_descriptions_of_a_users_open_sweeps_are_bounded(http):
+    described = {"name": "d", "model_args": {"text": "x" * 60 * KIB}}
+    body = {"tasks": [{**TASK, "epochs": 10_000_000}], "sweep": described, "user": "sweeps"}
+    statuses = [http.post("/api/tasks", json=body).status_code for _ in range(560)]
+    assert statuses[:500] == [201] * 500
+    assert statuses[-1] == 429
+    with_description = http.get("/api/sweeps/d-1").json()
+    assert with_description["spec"] == described
+    [*_, listed] = http.get("/api/sweeps", params={"user": "sweeps"}).json()["sweeps"]
+    assert listed["counts"]
+    assert "spec" not in listed
+
+
 def pages(http, **asked):
     """The pages of a listing."""
     beyond = 0

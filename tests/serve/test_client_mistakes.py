@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import weft
 from tests.serve.direct_queue import DirectQueue
 from weft.core.errors import InputError, WeftError
 from weft.core.wording import option
-from weft.serve.client import Client
+from weft.serve.client import Client, ServerError
 from weft.serve.queue_db import QueueError, Submission
 
 NAME = "c7b4f0a1d2e3"
@@ -31,7 +32,7 @@ class Recorded(Client):
         self.sent.append((method, path, body))
         return {"tasks": [{"id": NAME, "state": "queued"}], "id": NAME, "state": "done", "kind": "training"}
 
-    def _bytes(self, method, path, body=None):
+    def _bytes(self, method, path, body=None, **_):
         self.sent.append((method, path, body))
         return b"printed"
 
@@ -226,3 +227,13 @@ def test_a_task_that_has_ended_is_said_to_have(tmp_path):
         queue.cancel("a")
         with pytest.raises(QueueError, match=r"task 'a' has ended already \(cancelled\); it cannot become paused"):
             queue.pause("a")
+
+
+def test_a_server_that_does_not_answer_is_said_to_be_out_of_reach():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
+        for call in (client.state, lambda: client.wait(NAME), lambda: next(client.events())):
+            with pytest.raises(ServerError, match=r"cannot be reached \(timed out\); is `weft serve` running\?"):
+                call()

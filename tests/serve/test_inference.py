@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 import weft
+from tests.graphs_for_tests import tiny_graph
 from tests.serve.serving import FAULTY, TASK, Queue
-from weft.core.errors import GraphError, SpecError
+from weft.core.errors import GraphError, InputError, SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
 from weft.serve.estimates import inference_estimate
 from weft.serve.queue_db import QueueTask, Submission
-from weft.serve.submissions import BadRequestError, Registry, read_submissions
+from weft.serve.submissions import Registry, read_submissions
 
 OTHER = {"model": "gat", "norm": "batch", "hidden": 16}
 SAMPLED = {"batch": 64, "fanout": [3, 3]}  # the mode follows from them
@@ -45,6 +46,34 @@ def test_a_model_of_the_users_own(tmp_path):
     found = predict(task, tmp_path / "model.safetensors", nodes="test", device="cpu")
     assert found.metrics["accuracy"] == pytest.approx(trained.metrics["test_accuracy"], abs=1e-9)
     assert not found.logits.requires_grad
+
+
+def test_a_split_is_that_of_the_training(tmp_path):
+    weft.load("demo").random_splits(3, train=0.5, val=0.2).save(tmp_path / "graph.npz")
+    task = weft.Task(str(tmp_path / "graph.npz"), hidden=8, epochs=2, split=2, name="t")
+    trained = weft.run(task, device="cpu", progress=False, out=tmp_path / "run")
+    found = predict(task, tmp_path / "run" / "model.safetensors", nodes="test", device="cpu")
+    assert torch.equal(found.nodes, weft.load(tmp_path / "graph.npz").split(2).test)
+    assert found.metrics["accuracy"] == pytest.approx(trained.metrics["test_accuracy"], abs=1e-6)
+
+
+def test_a_graph_or_a_model_that_has_changed_since_the_training_is_refused(tmp_path):
+    weights, graph = tmp_path / "run" / "model.safetensors", tmp_path / "graph.npz"
+    tiny_graph(0).save(graph)
+    (tmp_path / "net.py").write_text("import weft\nclass Net(weft.nn.GCN):\n    pass\n")
+    task = weft.Task(graph=str(graph), model=f"{tmp_path}/net.py:Net", hidden=4, epochs=1, name="t")
+    weft.run(task, device="cpu", progress=False, out=weights.parent)
+    assert len(predict(task, weights, device="cpu").nodes) == 60
+    with (tmp_path / "net.py").open("a") as file:
+        file.write("# another line\n")
+    with pytest.raises(SpecError, match="has changed since it was trained; bring it back or train again"):
+        predict(task, weights, device="cpu")
+    (tmp_path / "net.py").write_text("import weft\nclass Net(weft.nn.GCN):\n    pass\n")
+    tiny_graph(1).save(graph, overwrite=True)
+    with pytest.raises(SpecError, match=r"had 60 nodes, 248 edges, .* and has 60 nodes, 234 edges"):
+        predict(task, weights, device="cpu")
+    tiny_graph(1).save(tmp_path / "other.npz")
+    assert len(predict(weft.Task(str(tmp_path / "other.npz"), task.model, hidden=4), weights, device="cpu").nodes) == 60
 
 
 def test_layer_by_layer_has_the_same_numbers(tmp_path):
@@ -225,7 +254,7 @@ KNOWN = {
     ],
 )
 def test_what_cannot_be_asked_for(body, told):
-    with pytest.raises(BadRequestError, match=told):
+    with pytest.raises(InputError, match=told):
         read_submissions(body, Registry(), "me", KNOWN.__getitem__)
 
 

@@ -73,6 +73,31 @@ def test_a_task_samples_within_a_budget_of_its_own(tmp_path):
         assert same(queue.history(names[0]), plain.history)
 
 
+def test_a_paused_task_is_planned_anew_if_its_graph_was_written_anew(tmp_path):
+    file = tmp_path / "wide.npz"
+    weft.load(WIDE["graph"]).save(file)
+    with opened(tmp_path) as queue:
+        [gate] = queue.submit({"epochs": 1})
+        queue.db.pause(gate)
+        spec = {"task": {**WIDE, "graph": "wide"}, "graph_path": str(file), "budget": whole_bytes() - 1}
+        name = queue.db.submit(Submission(spec, after=(gate,))).id
+        queue.supervisor.wake()
+        queue.until(lambda: queue.db.get(name).state == "planned")
+        assert queue.db.get(name).plan["mode"] == "sampled"
+        queue.db.pause(name)
+        weft.load("demo").save(file, overwrite=True)
+        queue.db.resume(name)
+        queue.db.resume(gate)
+        queue.supervisor.wake()
+        [ended] = queue.wait([name])
+        assert ended.state == "done", ended.error
+        plain = weft.run(
+            weft.Task(**{**WIDE, "graph": str(file)}), budget=whole_bytes() - 1, device="cpu", progress=False
+        )
+        assert plain.plan.mode == "full"
+        assert same(queue.history(name), plain.history)
+
+
 def test_a_batch_that_fits_is_decided_by_the_budget_of_the_server(server):
     settings = {**SAMPLED, "batch": "fit"}
     plain = weft.run(weft.Task(**settings), budget=whole_bytes() - 1, device="cpu", progress=False)

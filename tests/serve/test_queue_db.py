@@ -479,3 +479,19 @@ def test_a_sweep_is_deleted_with_its_last_task(queue, clock):
     clock.now += 100
     delete_ended(queue, clock.now - 50)
     assert queue.sweeps(None, 10, 0) == []
+
+
+def test_a_sweep_whose_name_ends_in_a_number_leaves_the_numbers_of_others_alone(tmp_path):
+    with DirectQueue(tmp_path / "names.db") as queue:
+
+        def name_of(given: str | None) -> str | None:
+            return queue.submit(Submission({"task": {}}, sweep={"name": given})).sweep
+
+        names = ["sweep-999999999999999999", "sweep", None, "--wait", "sweep-1"]
+        assert [name_of(name) for name in names] == [
+            "sweep-999999999999999999-1",
+            "sweep-1",
+            "sweep-2",
+            "wait-1",
+            "sweep-1-1",
+        ]

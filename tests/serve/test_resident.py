@@ -126,6 +126,7 @@ def test_samples_are_drawn_by_their_seed(anna, done):
         ({"task": "TASK", "nodes": [1], "fanout": [0]}, 400, "fanout="),
         ({"task": "TASK", "nodes": [1], "fanout": [3]}, 400, "has 1 hops for 2 layers"),
         ({"task": "TASK", "nodes": [1], "seed": -1}, 400, "must be at least 0"),
+        ({"task": "TASK", "nodes": [1], "seed": 1}, 400, "seed would have no effect: nothing is drawn without fanout"),
         ({"task": "TASK", "nodes": [1], "wieghts": 1}, 400, "unknown field 'wieghts'"),
         ({"task": "OPEN", "nodes": [1]}, 409, "it has no model.safetensors yet"),
     ],

@@ -15,6 +15,7 @@ from tests.serve.serving import TASK, Queue, ServeProcess, history_of
 from tests.serve.test_supervisor import same
 from weft.serve.processes import children
 from weft.serve.queue_db import ENDED, Submission
+from weft.serve.service import metrics_text
 
 LONG = {"epochs": 300, "model": "sage"}
 SAMPLED = {"model": "sage", "mode": "sampled", "batch": 64, "fanout": [4, 4], "epochs": 4, "dropout": 0.0}
@@ -95,6 +96,8 @@ def test_a_task_over_two_ranks_has_the_numbers_of_a_run(queue, settings):
 def test_it_takes_as_many_workers_as_it_has_ranks_and_what_waits_is_not_lost(queue):
     wide = submit(queue, LONG)
     queue.until(lambda: worker_of(queue, wide) is not None)
+    set_aside = 2 * queue.db.groups("running")[0].bytes
+    queue.until(lambda: f'estimated_bytes{{device="cpu"}} {set_aside}' in metrics_text(queue.supervisor.view, {}, {}))
     beside = queue.submit({"seed": 5, "layers": 3})[0]
     queue.until(lambda: "free worker" in queue.supervisor.view["why"].get(beside, ""))
     assert queue.db.get(wide).state == "running"
@@ -184,6 +187,7 @@ def test_ranks_that_do_not_fit_are_refused_in_a_sentence(queue):
     [task] = queue.wait([submit(queue, {"hidden": 20_000, "layers": 3}, ranks=40)])
     assert task.state == "failed"
     assert "its 40 ranks need" in task.error
+    assert "give it fewer ranks, or raise the budget" in task.error
 
 
 def test_a_killed_server_leaves_no_rank_and_the_next_one_goes_on(tmp_path):

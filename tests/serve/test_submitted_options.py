@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 import weft
 from tests.serve.serving import TASK, Queue
 from tests.serve.test_supervisor import same
+from weft.core.errors import InputError
 from weft.core.run_options import RunOptions, options_of
 from weft.core.units import parse_bytes
 from weft.serve.queue_db import Submission
-from weft.serve.submissions import BadRequestError, Registry, read_submissions
+from weft.serve.submissions import Registry, read_submissions
 
 QUEUED = [row.name for row in options_of("queue")]
 NOT_QUEUED = {"device": "cpu", "log": ("csv:a.csv",), "batches": [1], "hardware": None}
@@ -101,7 +102,7 @@ def test_the_description_of_the_interface_has_every_option():
 
 @pytest.mark.parametrize("name", ["device", "log", "batches"])
 def test_what_does_not_go_with_a_queue_is_refused(name):
-    with pytest.raises(BadRequestError, match=f"{name}=.* cannot be submitted: a server chooses the device"):
+    with pytest.raises(InputError, match=f"{name}=.* cannot be submitted: a server chooses the device"):
         submitted(**{name: NOT_QUEUED[name]})
     client, options = Recorded("http://127.0.0.1:9"), RunOptions(**{name: NOT_QUEUED[name]})
     with pytest.raises(weft.SpecError, match=f"{name}=.* cannot be submitted"):
@@ -126,7 +127,7 @@ def test_a_queue_refuses_with_the_sentence_of_a_run(options):
     task = {**TASK, "name": "one"}
     with pytest.raises(weft.SpecError) as of_run:
         weft.run(weft.Task(**task), options=RunOptions.of(**options))
-    with pytest.raises(BadRequestError) as of_queue:
+    with pytest.raises(InputError) as of_queue:
         read_submissions({"task": task, **options}, Registry(), "me", str)
     assert str(of_queue.value) == str(of_run.value)
 
@@ -156,7 +157,7 @@ def test_a_shell_refuses_alike_and_in_its_own_words(words, sentence, tmp_path, m
 
 
 def test_options_are_for_trainings():
-    with pytest.raises(BadRequestError, match="compile=True is for trainings"):
+    with pytest.raises(InputError, match="compile=True is for trainings"):
         read_submissions({"task": TASK, "infer": {"weights": "w.safetensors"}, "compile": True}, AnyFile(), "me", str)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -124,6 +126,8 @@ def test_a_sweep_is_paused_resumed_and_cancelled_as_one(server, client):
     command(server, "cancel", submitted[0]["id"])
     assert "2 tasks changed: 1 cancelled, 2 paused" in command(server, "pause", name)
     assert client.resume(submitted)["changed"] == 2
+    with pytest.raises(weft.InputError, match="there is no sweep 'none-1'"):
+        client.tasks(sweep="none-1")
     with pytest.raises(weft.InputError, match=rf"sweep '{name}': 2 of its 3 tasks have not ended; wait for it"):
         client.fetch(name, "nowhere")
     assert command(server, "cancel", name).endswith("2 tasks changed: 3 cancelled\n")
@@ -161,6 +165,17 @@ def test_only_its_user_and_the_operator_change_a_sweep(server, client):
     assert name not in [sweep["name"] for sweep in client.sweeps("ben")]
     with pytest.raises(weft.InputError, match="there is no sweep 'other-7'"):
         client.show("other-7")
+
+
+def test_a_user_waits_for_a_bounded_number_of_reports(server, client):
+    name = client.submit(weft.Sweep("demo", **LONG)).name
+    client.cancel(name)
+    pages, token = f"{server.url}/api/sweeps/{name}/report", {"Authorization": f"Bearer {ANNA}"}
+    with ThreadPoolExecutor(6) as several:
+        answers = list(several.map(lambda _: httpx.get(pages, headers=token, timeout=120), range(6)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 2
+    assert {answer.text.count("3 cancelled") > 0 for answer in answers if answer.status_code == 200} == {True}
+    assert client.report(name)  # they are made, so that another is taken
 
 
 def test_members_that_failed_or_were_cancelled_are_in_the_fetched_folder(server, client, tmp_path):

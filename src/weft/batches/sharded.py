@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -24,6 +24,7 @@ from weft.batches.sampler import (
 )
 from weft.batches.source import Batch, FullGraph, SourceRequest
 from weft.core.errors import SpecError
+from weft.dist.partition import divided_otherwise
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
 from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
@@ -44,6 +45,13 @@ class Shard(FullGraph):
         share = torch.full((1,), graph.train_share(), device=graph.device)
         self.batch = replace(self.batch, share=share, shape="shard")
 
+    def trials(self, otherwise: bool = False) -> Iterator[tuple[Batch, int]]:
+        """Batches to train on, each with which row of all ranks its first is; ``otherwise``: divided differently.
+
+        The rows of a shard are divided by its graph.
+        """
+        yield self.batch, self.reduce.first_row
+
 
 # ---- ShardedSampled: data-parallel sampled training; ranks share every batch, and the graph is spread over their
 # memories.
@@ -58,6 +66,8 @@ class Shard(FullGraph):
 # self loops, modules of a user's own, fan-outs of -1) batches have their true sizes, one after another.
 #
 # Shapes: N nodes, n own nodes, S seeds of this rank's part of a batch, M nodes of it, F features.
+
+TRIALS = 8  # batches: in one of a few seeds of a small graph, rows that a module mixes may happen to be on one rank
 
 
 @dataclass(frozen=True)
@@ -80,13 +90,14 @@ class ShardedSampled(Shard):
     constant = False
 
     def __init__(self, request: SourceRequest, sampling: ShardedSampling) -> None:
-        super().__init__(request, sampling.ranks)
-        graph = request.graph
+        graph, x = request.graph, request.x
+        x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather dense rows, and evaluations have the same
+        super().__init__(replace(request, x=x), sampling.ranks)
         assert isinstance(graph, ShardGraph)
         if not all(isinstance(fanout, int) for fanout in sampling.fanout):
             raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
         self._shard, self._ranks, self._sampling, self._device = graph, sampling.ranks, sampling, graph.device
-        self._own_x, self._subgraph = request.x, request.subgraph
+        self._own_x, self._subgraph = x, request.subgraph
         self._padding = request.padding and graph.adj.weight is None and not request.subgraph
         train = torch.cat(self._ranks.gather_objects(graph.train.cpu() + graph.first_row)).to(self._device)
         self._order = SeedOrder(train, sampling.batch, sampling.seed)
@@ -99,7 +110,7 @@ class ShardedSampled(Shard):
         spread, x = self._shard.spread.x, self._own_x
         if spread is not None and x is spread.here:
             return spread
-        return Spread(x if isinstance(x, Tensor) else x.to_dense(), self._shard.spread.bounds, self._ranks)
+        return Spread(x, self._shard.spread.bounds, self._ranks)
 
     @cached_property
     def _degrees(self) -> tuple[Tensor, Tensor]:
@@ -131,12 +142,28 @@ class ShardedSampled(Shard):
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """This rank's parts of the batches of ``epoch`` from ``first`` on."""
-        yield from (self._part(epoch, number) for number in range(first, self.steps_per_epoch))
+        for number in range(first, self.steps_per_epoch):
+            yield self._part(epoch, number, self._bounds(self._seeds.of(epoch, number)[0].numel()), self.overlaps)
 
-    def _part(self, epoch: int, number: int) -> Batch:
+    def example(self) -> Batch:
+        """This rank's part of the first batch."""
+        return next(self.trials())[0]
+
+    def trials(self, otherwise: bool = False) -> Iterator[tuple[Batch, int]]:
+        """This rank's parts of the first batches, each with which of the seeds is its first."""
+        for step in range(TRIALS):
+            epoch, number = divmod(step, self.steps_per_epoch)
+            bounds = self._bounds(self._seeds.of(epoch, number)[0].numel())
+            bounds = divided_otherwise(bounds) if otherwise else bounds
+            yield self._part(epoch, number, bounds, padded=False), bounds[self._ranks.rank]
+
+    def _bounds(self, seeds: int) -> list[int]:
+        """Where the parts of the ranks begin and end among the seeds of a batch."""
+        return [seeds * rank // self._ranks.ranks for rank in range(self._ranks.ranks + 1)]
+
+    def _part(self, epoch: int, number: int, bounds: Sequence[int], padded: bool) -> Batch:
         every, clock = self._seeds.of(epoch, number)
-        whole, rank, ranks = every.numel(), self._ranks.rank, self._ranks.ranks
-        span = slice(whole * rank // ranks, whole * (rank + 1) // ranks)
+        whole, span = every.numel(), slice(*bounds[self._ranks.rank : self._ranks.rank + 2])
         seeds = every[span]
         shares = (seeds.numel() / whole, whole / self._order.seeds.numel())
         share, of_epoch = (torch.full((1,), value, device=self._device) for value in shares)
@@ -144,7 +171,7 @@ class ShardedSampled(Shard):
         part = Batch(self.batch.x, (), seeds, rows, share, of_epoch=of_epoch)
         if self._subgraph:
             return self._local(every, span, clock, part)
-        if not self.overlaps:
+        if not padded:
             return self._sampled(seeds, clock, part)
         captured = {"shape": ("part", seeds.numel()), "varies": ("seeds", "clock", "share", "of_epoch")}
         methods = {"fetch": self._fetch, "build": self._build}

@@ -358,33 +358,29 @@ def program_of(
     resident: Sequence[int],
     kinds: Mapping[int, str],
     *,
-    first: int = 0,
-    last: int | None = None,
-    tasks: int = 1,
-    note: str = "",
+    part: slice = slice(None),
     setup: int | None = None,
     carried: Sequence[int] = (),
     left: Sequence[int] = (),
-    recordable: bool = True,
 ) -> Program:
-    """The Program of the calls from number ``first`` on, up to ``last``.
+    """The Program of ``part`` of the calls.
 
     ``resident`` are the storages that were alive before; ``kinds`` gives the kind of kept storages (default
     ``"constant"``). Writes to storages of kind ``"weight"`` separate the update from the evaluation. ``setup``: the
-    calls run once, those before that number to set up and the others in a first step; storages of a known kind stay.
+    calls, from the first one on, run once, those before that number to set up and the others in a first step; storages
+    of a known kind stay.
     ``carried`` are storages that a step takes over from the previous one, ``left`` those it leaves for the next.
-    ``recordable``: whether the step can be captured as a CUDA graph.
     """
-    calls = observer.calls[first:last]
+    calls = observer.calls[part]
     if setup is None:
         phases = phases_of(calls, {number for number, kind in kinds.items() if kind == "weight"})
         born = [number for call in calls for number in call.made]
         # A module that keeps an activation keeps its autograd graph, numbers from the host included.
         born += [number for number in left if number not in set(resident)]
     else:
-        phases = ["preparation" if number < setup else "warm-up" for number in range(first, first + len(calls))]
+        phases = ["preparation" if number < setup else "warm-up" for number in range(len(calls))]
         # Also storages made without a call: numbers copied from the host.
-        born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
+        born = [storage.number for storage in observer.storages if storage.born < len(calls)]
     ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *carried, *born]))}
     step = dict.fromkeys([*carried, *born], "temporary") | born_kinds(calls, phases)
     step |= {number: kinds.get(number, "constant") for number in resident}
@@ -405,20 +401,15 @@ def program_of(
         operators=operators,
         resident=tuple(ids[number] for number in resident),
         unknown=tuple(sorted(unknown)),
-        tasks=tasks,
-        note=note,
         carried=tuple(ids[number] for number in carried),
         left=tuple(ids[number] for number in left),
-        recordable=recordable,
     )
 
 
 def work_of(call: ObservedCall) -> Work:
     """The cost of a call; without a rule, that of reading and writing its tensors once."""
     rule = ATEN.get(call.name) or WEFT.get(call.name)
-    if rule is not None:
-        return rule(call)
-    return Work(stream=bytes_in(call) + bytes_out(call))
+    return rule(call) if rule is not None else Work(stream=bytes_in(call) + bytes_out(call))
 
 
 def phases_of(calls: Sequence[ObservedCall], weights: set[int]) -> list[str]:

@@ -63,7 +63,7 @@ def _options(
 
 
 def parser() -> Any:
-    """The parser of all commands, whose help shows no ``<bool>`` beside flags: they take no value."""
+    """The parser of all commands, whose help shows no ``<bool>`` after flags: they take no value."""
     commands = [typer.main.get_command(app)]
     for command in commands:
         commands += getattr(command, "commands", {}).values()

@@ -85,9 +85,9 @@ def _row(task: dict[str, Any]) -> tuple[str, ...]:
     memory = "" if task["bytes"] is None else show_bytes(task["bytes"])
     seconds = "" if task["seconds"] is None else show_seconds(task["seconds"])
     score = "" if task["score"] is None else f"{task['score']:.4f}"
-    about = (task["task"].get("graph", ""), task["task"].get("model", "gcn"), task["user"], memory, seconds, score)
+    cells = (task["task"].get("graph", ""), task["task"].get("model", "gcn"), task["user"], memory, seconds, score)
     why = task["why"] or (task["error"] if task["state"] in ("failed", "queued") else "") or ""
-    return tuple(map(plain_line, (task["id"], task["state"], task["name"], *map(str, about), why)))
+    return tuple(map(plain_line, (task["id"], task["state"], task["name"], *map(str, cells), why)))
 
 
 # ---- Times as people write and read them: deadlines, and the times in a log.

@@ -75,8 +75,8 @@ def _learn(folders: list[Path], machine: str | None) -> None:
     for skipped in lesson.skipped:
         print(f"skipped {skipped}", file=sys.stderr)
     if not lesson.observations:
-        places = ", ".join(str(folder) for folder in folders)
-        raise SpecError(f"--learn {places}: no result.json of a finished run that could be learned from")
+        listed = ", ".join(str(folder) for folder in folders)
+        raise SpecError(f"--learn {listed}: no result.json of a finished run that could be learned from")
     print(f"learned from {len(lesson.observations)} runs on {there.name}: typical error {lesson.before:.0%} before, "
           f"{lesson.after:.0%} after")  # fmt: skip
     for name, factor in sorted(lesson.calibration.factors.items()):

@@ -63,7 +63,7 @@ def takes(*rows: ShellOption) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        parameters = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         for row in rows:
             flag = row.flag or f"--{row.name.replace('_', '-')}"
             info = typer.Option(flag, help=row.help, metavar=row.metavar, show_default=row.shown or True)

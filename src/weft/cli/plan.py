@@ -35,8 +35,7 @@ def plan(
     ] = None,
     json: Json = False,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Also write the plan to a file, for `weft run FILE.json`."),
+        Path | None, typer.Option(metavar="FILE.json", help="Also write the plan to a file, for `weft run FILE.json`.")
     ] = None,
     plot: Annotated[
         Path | None,
@@ -112,7 +111,7 @@ def plan(
     counted = [after for _, after in effects] or None
     shards = [] if gpus is None else shard_groups(report, gpus, counted)
     if json:
-        more = {"sharding": [one.to_dict() for one in shards]} if shards else {}
+        more = {"sharding": [estimate.to_dict() for estimate in shards]} if shards else {}
         if effects:
             more["order"] = [{"given": asdict(before), order: asdict(after)} for before, after in effects]
         print(jsonlib.dumps(finite({**report.to_dict(), **more}), allow_nan=False))
@@ -120,14 +119,14 @@ def plan(
         print(report)
         if explain:
             print(explanation(report))
-        for number, one in enumerate(shards, 1):
-            print(f"\ngroup {number}, {one}")
+        for number, estimate in enumerate(shards, 1):
+            print(f"\ngroup {number}, {estimate}")
             if effects:
                 print(effect_words(*effects[number - 1]))
     if plot is not None:
         write_timeline(report, plot)
     if simulate is not None:
         write_schedules(schedules(report), simulate)
-    fits = all(one.bytes_per_rank <= report.budget for one in shards) if shards else report.fits
+    fits = all(estimate.bytes_per_rank <= report.budget for estimate in shards) if shards else report.fits
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)

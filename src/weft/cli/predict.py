@@ -37,7 +37,10 @@ def predict(
     ] = "classes",
     member: Member = None,
     nodes: Annotated[
-        str | None, typer.Option(metavar="train|val|test|IDS", help="A split, or ids: 3,5,8.", show_default="all nodes")
+        str | None,
+        typer.Option(
+            metavar="train|val|test|IDS", help="A split, or ids: 3,5,8, or a table's.", show_default="all nodes"
+        ),
     ] = None,
     layer: Annotated[
         str | None,
@@ -47,7 +50,7 @@ def predict(
         str | None,
         typer.Option(metavar="K,K", help="From so many sampled neighbours per hop.", show_default="all neighbours"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the samples.", show_default="0")] = None,
     device: Device = "auto",
     layerwise: Annotated[
         bool | None,
@@ -73,19 +76,21 @@ def predict(
         import numpy as np
 
         from weft.engine.result import graph_for, nodes_of
+        from weft.graph.labels import SPLITS
     result = trained(run, member)
-    found = graph_for(result, graph)
-    ids = nodes_of(numbers(nodes, "nodes"), found)
+    target = graph_for(result, graph)
+    own = target.ids is not None and nodes is not None and nodes not in SPLITS  # the ids that the output has
+    ids = nodes_of(next(csv.reader([nodes])) if own else numbers(nodes, "nodes"), target)
     methods = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}
     options = {"device": device, "layerwise": layerwise, "fanout": numbers(fanout, "fanout"), "seed": seed}
     if what == "embedding":
         options["layer"] = int(layer) if layer is not None and layer.isdecimal() else layer
-    values = methods.get(what, result.embed)(found, ids, **options).numpy()
+    values = methods.get(what, result.embed)(target, ids, **options).numpy()
     with writing(out) as partial, partial.open("wb") as file:
         if out.suffix == ".npy":
             np.save(file, values)
         else:
-            write_csv(file, ids.numpy() if found.ids is None else found.ids[ids.numpy()], values, what)
+            write_csv(file, ids.numpy() if target.ids is None else target.ids[ids.numpy()], values, what)
     typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
 
 

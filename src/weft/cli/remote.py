@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 FAILED = 3  # exit code: a task that was waited for failed or was cancelled
 
 Server = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="The server.", show_default="$WEFT_SERVER, else http://127.0.0.1:8787"),
+    str | None, typer.Option(metavar="URL", help="The server.", show_default="$WEFT_SERVER, else http://127.0.0.1:8787")
 ]
 Token = Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.", show_default="$WEFT_TOKEN")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Ids of tasks, or names of sweeps.")]
@@ -197,9 +196,9 @@ def watch(names: Names, server: Server = None, token: Token = None) -> None:
     states = {task["id"]: task["state"] for task in standing()}
     for name in (name for name, state in states.items() if state in ENDED):
         print(plain_line(f"{name}  {states[name]}"), flush=True)
-    left = {name for name, state in states.items() if state not in ENDED}
+    running = {name for name, state in states.items() if state not in ENDED}
     only = next(iter(states)) if len(states) == 1 else None
-    for event in client.events(since=since, task=only, on_lost=_say) if left else ():
+    for event in client.events(since=since, task=only, on_lost=_say) if running else ():
         if event["task"] in states:
             data = event["data"]
             named = ("epoch", "epochs", "loss", "message", "error", "worker", "by")
@@ -211,8 +210,8 @@ def watch(names: Names, server: Server = None, token: Token = None) -> None:
             event_line = plain_line(f"{event['task']}  {event['kind']}  {words}".rstrip())
             print(event_line, flush=True)
         if event["kind"] in ENDED:
-            left.discard(event["task"])
-        if not left:
+            running.discard(event["task"])
+        if not running:
             break
     _exit_if_failed(list(standing()))
 
@@ -236,12 +235,12 @@ def _change(action: str, names: Sequence[str], server: str | None, token: str | 
     client = _client(server, token)
 
     def changed(name: str) -> str:
-        found = getattr(client, action)(name)
-        if "changed" in found:
-            return f"{name}  {found['changed']} tasks changed: {_counted(found['counts'])}"
-        if action == "cancel" and found["state"] != "cancelled":  # the server leaves a task that has ended as it is
-            raise InputError(f"task {name!r} has ended already ({found['state']}); it cannot be cancelled")
-        return f"{name}  {found['state']}"
+        answer = getattr(client, action)(name)
+        if "changed" in answer:
+            return f"{name}  {answer['changed']} tasks changed: {_counted(answer['counts'])}"
+        if action == "cancel" and answer["state"] != "cancelled":  # the server leaves a task that has ended as it is
+            raise InputError(f"task {name!r} has ended already ({answer['state']}); it cannot be cancelled")
+        return f"{name}  {answer['state']}"
 
     _each(changed, names)
 

@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 FAILED = 3  # exit code: every member of a sweep failed
 PROGRESS = ("auto", "live", "plain", "json", "none")
 MOST_TOLD = 8  # members that went wrong
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC")
+]
+Progress = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(PROGRESS),
+        help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
+        show_default="live on a terminal, else plain",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")]
 
 
 @takes(*run_options("run"))
@@ -44,21 +57,11 @@ def run(
             metavar="SPEC.toml|PLAN.json",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
-    ] = None,
+    out: Out = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --progress json.")] = False,
-    progress: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|live|plain|json|none",
-            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else plain",
-        ),
-    ] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    progress: Progress = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add the seeds, settings or epochs that the run in --out lacks.")
     ] = False,
@@ -121,27 +124,17 @@ def tune(
     spec: Annotated[
         Path, typer.Argument(help="TOML file of a sweep, whose lists and ranges are the space.", metavar="SPEC.toml")
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
-    ] = None,
-    progress: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|live|plain|json|none",
-            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else plain",
-        ),
-    ] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    out: Out = None,
+    progress: Progress = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     changes: Changes = None,
     **given: Any,
 ) -> None:
     """Search the space of SPEC with a tuner: trials train together, and others take the place of those that end.
 
     Tuner, number of trials and settings of the tuner may stand in a section [tune] of SPEC. Ctrl-C saves a checkpoint;
-    --resume goes on with the same trials and numbers. Exit codes are those of `weft run`.
+    --resume continues with the same trials and numbers. Exit codes are those of `weft run`.
     """
     folder = out if out is not None else Path("runs") / spec.stem
     shown = _progress(progress, json=False)
@@ -189,7 +182,23 @@ def _conclude(result: Result | SweepResult, folder: Path, shown: str) -> None:
 
     live = shown in ("live", "plain")
     if isinstance(result, SweepResult):
-        _conclude_sweep(result, folder, live)
+        usable = any(member.metrics["best_epoch"] for member in result)
+        if live:
+            ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+            print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s")
+            parts = result.by_graph()
+            for graph, part in parts.items():
+                where = f" on {graph}" if len(parts) > 1 else ""
+                print(f"best{where}: {_best_words(part)}")
+            _show_files(result.plan, folder)
+        wrong = [member.message for member in result if member.status in ("diverged", "failed")]
+        for message in wrong[:MOST_TOLD]:
+            print(f"weft: {message}", file=sys.stderr)
+        if len(wrong) > MOST_TOLD:
+            print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
+        if not usable:
+            print("weft: error: every member of the sweep failed", file=sys.stderr)
+            raise typer.Exit(FAILED)
     elif live:
         _show_summary(result, folder)
 
@@ -218,15 +227,15 @@ def _ask(folder: Path) -> tuple[bool, bool]:
     return answer.startswith("r"), answer.startswith("o")
 
 
-def _progress(asked: str, json: bool) -> str:
+def _progress(choice: str, json: bool) -> str:
     """How to show what happens: ``live``, ``plain``, ``json`` or ``none``."""
-    if asked not in PROGRESS:
-        raise SpecError(f"--progress {asked}: must be one of {', '.join(PROGRESS)}")
-    if json and asked not in ("auto", "json"):
-        raise SpecError(f"--json and --progress {asked}: give one of the two")
+    if choice not in PROGRESS:
+        raise SpecError(f"--progress {choice}: must be one of {', '.join(PROGRESS)}")
+    if json and choice not in ("auto", "json"):
+        raise SpecError(f"--json and --progress {choice}: give one of the two")
     if json:
         return "json"
-    return asked if asked != "auto" else "live" if sys.stdout.isatty() else "plain"
+    return choice if choice != "auto" else "live" if sys.stdout.isatty() else "plain"
 
 
 def _show_summary(result: Result, folder: Path) -> None:
@@ -248,26 +257,6 @@ def _show_files(plans: Sequence[Plan], folder: Path) -> None:
     from weft.engine.page import cache_words
 
     print(*filter(None, dict.fromkeys(map(cache_words, plans))), f"report: {folder / 'report.html'}", sep="\n")
-
-
-def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
-    usable = any(member.metrics["best_epoch"] for member in result)
-    if live:
-        ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
-        print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s")
-        parts = result.by_graph()
-        for graph, part in parts.items():
-            where = f" on {graph}" if len(parts) > 1 else ""
-            print(f"best{where}: {_best_words(part)}")
-        _show_files(result.plan, folder)
-    wrong = [member.message for member in result if member.status in ("diverged", "failed")]
-    for message in wrong[:MOST_TOLD]:
-        print(f"weft: {message}", file=sys.stderr)
-    if len(wrong) > MOST_TOLD:
-        print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
-    if not usable:
-        print("weft: error: every member of the sweep failed", file=sys.stderr)
-        raise typer.Exit(FAILED)
 
 
 def _best_words(result: SweepResult) -> str:

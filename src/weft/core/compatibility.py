@@ -118,20 +118,20 @@ def sampling_key(task: Task) -> Hashable:
 def stack_key(task: Task) -> dict[str, Hashable]:
     """Equal for tasks whose steps have the same operators, apart from widths; by name, to say what differs."""
     traits, weft_update = task.traits, "sgd" if task.optimizer == "sgd" else "adam"  # Adam and AdamW are one update
-    found: dict[str, Any] = {
+    key: dict[str, Any] = {
         "optimizer": _by_name(task.optimizer) if task.has_own("optimizer") else weft_update,
         "decay": task.decay if task.weight_decay else "all",
         "eval_every": task.eval_every,
         "keep_top": task.keep_top,
         "model": _by_name(task.model),
     }
-    found |= dict.fromkeys(loop_parts(task), True)
+    key |= dict.fromkeys(loop_parts(task), True)
     if traits is None:  # its widths and rates are its own: whatever it is built with makes it another model
-        found |= {name: getattr(task, name) for name in ("convert", *task.given_to_model())}
+        key |= {name: getattr(task, name) for name in ("convert", *task.given_to_model())}
     else:
-        found["input_dropout"] = bool(task.input_dropout)
-        found |= {name: getattr(task, name) for name in ("layers", "norm", "residual", *traits.shaping)}
-    return found | {f"model_args.{name}": identity(value) for name, value in task.model_args.items()}
+        key["input_dropout"] = bool(task.input_dropout)
+        key |= {name: getattr(task, name) for name in ("layers", "norm", "residual", *traits.shaping)}
+    return key | {f"model_args.{name}": identity(value) for name, value in task.model_args.items()}
 
 
 def loop_parts(task: Task) -> list[str]:

@@ -211,10 +211,7 @@ INTERFERENCE: dict[str, dict[str, float]] = {
 # inside of its captured steps: with 14 threads of the host, epochs on the products shape were 1.31 to 1.42 times as
 # fast as with the better side alone (H200, SAGE, three runs).
 # Inside of captured steps reads by all multiprocessors take nearly all of the bus: from the phases of divided epochs.
-INSIDE: dict[str, dict[str, float]] = {
-    "transfer_gpu": {"transfer_pcie": 1.1},
-    "transfer_pcie": {"transfer_gpu": 5.0},
-}
+INSIDE: dict[str, dict[str, float]] = {"transfer_gpu": {"transfer_pcie": 1.1}, "transfer_pcie": {"transfer_gpu": 5.0}}
 
 
 def typical(key: str, other: str) -> float:

@@ -168,8 +168,8 @@ def process_bytes(uuid: str, pid: int | None = None) -> int | None:
         failed = nvml().nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), processes)
     except (AttributeError, OSError):  # a driver older than 510
         return None
-    own = [entry.bytes for entry in processes[: count.value] if entry.pid == (pid or os.getpid())]
-    return None if failed or not own or own[0] in (0, NOT_AVAILABLE) else int(own[0])
+    sizes = [entry.bytes for entry in processes[: count.value] if entry.pid == (pid or os.getpid())]
+    return None if failed or not sizes or sizes[0] in (0, NOT_AVAILABLE) else int(sizes[0])
 
 
 def busy_share(uuid: str) -> float | None:

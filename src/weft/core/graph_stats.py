@@ -79,8 +79,7 @@ class GraphStats(PlainData):
 
     def fingerprint(self) -> GraphFingerprint:
         """The fingerprint of this graph; its name does not count."""
-        without = {one.name for one in fields(self) if one.name in LATER and getattr(self, one.name) == one.default}
-        about = {key: value for key, value in self.to_dict().items() if key not in {"name", *without}}
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-        sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)
-        return GraphFingerprint(self.name, *sizes, digest)
+        without = {row.name for row in fields(self) if row.name in LATER and getattr(self, row.name) == row.default}
+        facts = {key: value for key, value in self.to_dict().items() if key not in {"name", *without}}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        return GraphFingerprint(self.name, self.num_nodes, self.num_edges, self.num_features, self.num_classes, digest)

@@ -16,10 +16,9 @@ class Member:
     """A member in training: ``rows`` has one row of ``columns`` per epoch, of ``epochs`` at most.
 
     Columns are the training loss, then losses and metrics of the splits. ``peers`` is equal for members whose scores
-    compare. ``status`` is ``"running"`` or how it ended;
-    ``end``: the epoch it is to end at; ``best_epoch`` counts from 0, -1: none. ``present``: whether it is still part of
-    its group's step. ``seconds``: its share of the group's time. ``logged``: epochs (from 1) and the numbers that
-    callbacks logged after them, by name.
+    compare. ``status`` is ``"running"`` or how it ended; ``end``: the epoch it is to end at; ``best_epoch`` counts from
+    0, -1: none. ``present``: whether it is still part of its group's step. ``seconds``: its share of the group's time.
+    ``logged``: epochs (from 1) and the numbers that callbacks logged after them, by name.
     """
 
     name: str

@@ -136,13 +136,13 @@ def import_path(name: str) -> str:
 
 def _plugin(name: str) -> Any:
     """What the entry point ``name`` in ``weft.models`` is: None, a row with its class, or a callable."""
-    found = load_plugin("models", name) if name.isidentifier() else None
-    row = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], ModelTraits)
-    if found is None or (row and found[0].name == name) or (callable(found) and hasattr(found, "__qualname__")):
-        return found
+    model = load_plugin("models", name) if name.isidentifier() else None
+    row = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], ModelTraits)
+    if model is None or (row and model[0].name == name) or (callable(model) and hasattr(model, "__qualname__")):
+        return model
     raise SpecError(
         f"model={name!r}: the entry point in weft.models must be a class or function, or a pair "
-        f"(weft.nn.ModelTraits({name!r}, ...), class), not {found!r}"
+        f"(weft.nn.ModelTraits({name!r}, ...), class), not {model!r}"
     )
 
 

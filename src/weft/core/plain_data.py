@@ -20,7 +20,7 @@ class PlainData:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without fields that are not compared."""
-        names = (one.name for one in fields(self) if one.compare)  # type: ignore[arg-type]
+        names = (row.name for row in fields(self) if row.compare)  # type: ignore[arg-type]
         return {name: plain(getattr(self, name)) for name in names}
 
     @classmethod
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 def _readers(cls: Any) -> tuple[frozenset[str], list[tuple[str, Callable[[Any], Any]]]]:
     """The names of all fields, and what makes the values of some of them out of plain data."""
     hints = get_type_hints(cls)
-    names = frozenset(one.name for one in fields(cls))
+    names = frozenset(row.name for row in fields(cls))
     return names, [(name, read) for name in names if (read := _reader(hints[name])) is not None]
 
 

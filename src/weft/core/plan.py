@@ -49,16 +49,15 @@ GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicte
 class Plan(PlainData):
     """The decisions for one group of tasks on one graph.
 
-    ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
-    (one batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"in turn"``
+    ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"`` (one
+    batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"in turn"``
     (several stacks, an epoch of each after another's; sampled: a step of each on every batch), ``"woven"`` (several
     stacks in one merged step), ``"woven+push"`` (the same with pull-and-push). ``stacks``: the members of each stack as
-    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture
-    the step once as a CUDA graph and replay it.
-    ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
-    training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
-    ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
-    ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
+    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture the
+    step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first layer's aggregation of the
+    features is constant and computed before training, else ``"per_step"``. ``row_order``: the order in which a GPU
+    traverses the rows of the graph, ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's
+    operators goes through Inductor. ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
     the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty if none was made;
     ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, on a GPU
     ``peak_bytes`` and ``reserved_bytes``, on a CPU ``process_bytes``. ``why`` has one sentence per decision.
@@ -71,7 +70,7 @@ class Plan(PlainData):
     ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes that it may take on the
     device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable elsewhere: the
     graph's fingerprint, a digest per stack of its parameters' names and shapes (empty where they are not known),
-    and the members' settings (empty where they are kept beside the plan, as in a run's folder).
+    and the members' settings (empty where they are kept apart from the plan, as in a run's folder).
     """
 
     members: tuple[str, ...]
@@ -133,12 +132,12 @@ class Plan(PlainData):
 
     def _part(self, stacks: tuple[tuple[int, ...], ...]) -> Plan:
         """The plan for some of the stacks alone."""
-        places = sorted(place for stack in stacks for place in stack)
-        slot = {place: index for index, place in enumerate(places)}
-        moved = tuple(tuple(slot[place] for place in stack) for stack in stacks)
+        places = sorted(member for stack in stacks for member in stack)
+        slot = {member: index for index, member in enumerate(places)}
+        moved = tuple(tuple(slot[member] for member in stack) for stack in stacks)
         join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
-        members = tuple(self.members[place] for place in places)
-        tasks = tuple(self.tasks[place] for place in places) if self.tasks else ()
+        members = tuple(self.members[member] for member in places)
+        tasks = tuple(self.tasks[member] for member in places) if self.tasks else ()
         stacks = moved if len(moved) > 1 else ()
         return replace(self, members=members, join=join, stacks=stacks, tasks=tasks, weights=(), cost={}, measured={})
 

@@ -149,7 +149,7 @@ class Program(PlainData):
 
     def ends(self) -> dict[int, list[int]]:
         """The Values that go after each operator, by its position; what is resident never goes."""
-        found: dict[int, list[int]] = {}
+        ends: dict[int, list[int]] = {}
         for value, (_, last) in self.lifetimes().items():
-            found.setdefault(last, []).append(value)
-        return found
+            ends.setdefault(last, []).append(value)
+        return ends

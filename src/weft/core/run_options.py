@@ -75,14 +75,6 @@ def parse_division(value: Any, name: str) -> str | float:
     return str(value)
 
 
-def parse_weave(value: Any, name: str) -> str:
-    """One of :data:`WEAVES`; True and False stand for merged and off."""
-    weave = {True: "merged", False: "off"}[value] if isinstance(value, bool) else value
-    if weave not in WEAVES:
-        raise SpecError(f"{option(name, value)} must be one of {', '.join(WEAVES)}")
-    return str(weave)
-
-
 def parse_log(value: Any, name: str) -> tuple[str, ...]:
     """One ``"KIND:WHERE"`` or several; a :class:`SpecError` for a kind that is not there, or that lacks its place."""
     specs = () if value is None else (value,) if isinstance(value, str) else value
@@ -91,9 +83,9 @@ def parse_log(value: Any, name: str) -> tuple[str, ...]:
     for spec in specs:
         kind, _, where = spec.partition(":")
         if kind not in LOGGERS and kind not in (added := plugin_names("loggers")):
-            known = [f"{kind}:{needs}".replace(":[", "[:") for kind, (needs, _) in LOGGERS.items()]
+            kinds = [f"{kind}:{needs}".replace(":[", "[:") for kind, (needs, _) in LOGGERS.items()]
             hint = nearest_names(kind, (*LOGGERS, *added))
-            raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*known, *added))}")
+            raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*kinds, *added))}")
         needs = LOGGERS.get(kind, ("[]",))[0]
         if not where and not needs.startswith("["):
             raise SpecError(f"{option(name, spec)} must say where: {kind}:{needs}")
@@ -107,22 +99,22 @@ class _Options:
     """A table of options: checks every field by its rule and knows which were given."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            if "rule" in one.metadata:
-                value = one.metadata["rule"].check("", one.name, getattr(self, one.name))
-                object.__setattr__(self, one.name, value)
+        for row in fields(self):  # type: ignore[arg-type]
+            if "rule" in row.metadata:
+                value = row.metadata["rule"].check("", row.name, getattr(self, row.name))
+                object.__setattr__(self, row.name, value)
 
     @property
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name; those of a placement under their own names."""
-        found: dict[str, Any] = {}
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
+        changed: dict[str, Any] = {}
+        for row in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, row.name)
             if isinstance(value, Placement):
-                found |= value.given
-            elif value is not one.default and value != one.default:
-                found[one.name] = value
-        return found
+                changed |= value.given
+            elif value is not row.default and value != row.default:
+                changed[row.name] = value
+        return changed
 
 
 @dataclass(frozen=True)
@@ -142,61 +134,39 @@ class Placement(_Options):
     algorithm in CUDA C++).
     """
 
+    # fmt: off
     features: str | None = run_option(
-        None,
-        str,
+        None, str,
         "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the GPU) "
-        "or disk (a saved graph's files).",
-        "run plan queue",
-        shown="the first that fits",
-        choices=PLACES,
+            "or disk (a saved graph's files).",
+        "run plan queue", shown="the first that fits", choices=PLACES,
     )
     topology: str | None = run_option(
-        None,
-        str,
-        "Where edges are kept; the same choices.",
-        "run plan queue",
-        shown="the first that fits",
+        None, str, "Where edges are kept; the same choices.", "run plan queue", shown="the first that fits",
         choices=PLACES,
     )
     cache: int | None = run_option(
-        None,
-        int,
-        "Of the device, for the cache: 2GiB.",
-        "run plan queue",
-        "BYTES",
-        "what the budget leaves",
+        None, int, "Of the device, for the cache: 2GiB.", "run plan queue", "BYTES", "what the budget leaves",
         parse=parse_bytes,
     )
     cache_policy: Any = run_option(
-        None,
-        str,
-        f"What the cache holds, by: {', '.join(POLICIES)}.",
-        "run plan queue",
-        shown="degree, benefit for edges",
-        choices=POLICIES,
-        accepts=lambda value: callable(getattr(value, "choose", None)),
-        described="an object with a choose method",
+        None, str, f"What the cache holds, by: {', '.join(POLICIES)}.", "run plan queue",
+        shown="degree, benefit for edges", choices=POLICIES,
+        accepts=lambda value: callable(getattr(value, "choose", None)), described="an object with a choose method",
     )
     division: str | float | None = run_option(
-        None,
-        str,
-        "How batches are divided between host and GPU; a number: the share of the GPU.",
-        "run plan queue",
-        "elastic|fixed|SHARE",
-        "elastic",
-        parse=parse_division,
+        None, str, "How batches are divided between host and GPU; a number: the share of the GPU.", "run plan queue",
+        "elastic|fixed|SHARE", "elastic", parse=parse_division,
     )
     overlap: bool = run_option(
-        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.", "run plan queue"
+        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.",
+        "run plan queue",
     )
     sampler: str = run_option(
-        "default",
-        str,
-        f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).",
-        "run plan queue",
+        "default", str, f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).", "run plan queue",
         choices=SAMPLERS,
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,7 +218,7 @@ class RunOptions(_Options):
     symmetric memory) or ``"nvshmem"`` (the same on NVSHMEM's heap), the last two with a GPU per rank.
     ``sharded``: how ranks on GPUs sum rows that lie with others: ``"tiles"`` (copied while local rows are summed),
     ``"interleaved"`` (read by the kernel that sums local rows meanwhile, as MGG does), ``"staged"`` (copied in chunks
-    beside it) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
+    meanwhile) or ``"fetched"`` (all of them first); None: the fastest, which is searched for on large graphs.
     ``log``: where epochs, settings and results of every member are also written: ``"tensorboard:DIR"``,
     ``"csv:FILE"``, ... or a list of them (docs/tracking.md).
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
@@ -256,112 +226,74 @@ class RunOptions(_Options):
     ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
     """
 
+    # fmt: off
     device: str = run_option(
-        "auto",
-        str,
-        "auto (a GPU if there is one), cpu, cuda, cuda:N.",
-        "run cluster",
+        "auto", str, "auto (a GPU if there is one), cpu, cuda, cuda:N.", "run cluster",
         parse=lambda value, _: check_device_name(str(value)),
     )
     prune: Any = run_option(
-        None,
-        str,
-        "End members of a sweep that are not worth training on: median.",
-        shown="none",
-        choices=("median",),
-        accepts=callable,
+        None, str, "End members of a sweep that are not worth training on: median.", shown="none",
+        choices=("median",), accepts=callable,
         described="a callable (epoch, scores, running) -> names, such as weft.MedianPruner()",
     )
     tuner: Any = run_option(
-        None,
-        str,
-        f"Train the trials of a search, chosen by: {', '.join(TUNERS)}.",
-        "tune plan",
-        shown="none",
+        None, str, f"Train the trials of a search, chosen by: {', '.join(TUNERS)}.", "tune plan", shown="none",
         choices=TUNERS,
         accepts=lambda value: (
             value in plugin_names("tuners")
             if isinstance(value, str) and value not in TUNERS
             else any(all(hasattr(value, name) for name in names) for names in (TUNES, STUDIES))
-        ),
+            ),
         described="an object with the methods of weft.Tuner (ask, report, stop and tell), or a study of Optuna",
     )
     trials: int | None = run_option(None, int, "Trials of the search in all.", "tune plan", low=1)
     width: int | None = run_option(
-        None, int, "How many trials train at once.", "tune plan", shown="what fills the device and fits", low=1
+        None, int, "How many trials train at once.", "tune plan", shown="what fills the device and fits", low=1,
     )
     budget: int | None = run_option(
-        None,
-        int,
-        "Memory it may take, such as 24GiB.",
-        "run plan cluster queue",
-        "BYTES",
-        "what is free on the device",
-        parse=parse_bytes,
+        None, int, "Memory it may take, such as 24GiB.", "run plan cluster queue", "BYTES",
+        "what is free on the device", parse=parse_bytes,
     )
     weave: str | None = run_option(
-        None,
-        str,
+        None, str,
         "How tasks of different structure share a GPU: one after another, concurrent, or merged into one step.",
-        "run plan queue",
-        "off|concurrent|merged|merged+push",
-        "concurrent if they do not fill it",
-        choices=WEAVES,
-        parse=parse_weave,
+        "run plan queue", "off|concurrent|merged|merged+push", "concurrent if they do not fill it", choices=WEAVES,
     )
     compile: bool | None = run_option(
-        None,
-        bool,
-        "Compile steps with Inductor, or never.",
-        "run plan queue",
+        None, bool, "Compile steps with Inductor, or never.", "run plan queue",
         shown="on a GPU, if predicted to pay off",
     )
     ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", "run queue cluster", low=1)
     placement: Placement = Placement()
     order: str = run_option(
-        "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS
+        "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS,
     )
     peers: str = run_option(
-        "auto",
-        str,
-        "With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.",
+        "auto", str, "With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.",
         choices=PEERS,
     )
     sharded: str | None = run_option(
-        None,
-        str,
-        f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.",
-        "run queue",
-        shown="the fastest on large graphs, else fetched",
-        choices=SHARDED_KERNELS,
+        None, str, f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.", "run queue",
+        shown="the fastest on large graphs, else fetched", choices=SHARDED_KERNELS,
     )
     checkpoint_every: float = run_option(
-        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
+        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0,
     )
     log: tuple[str, ...] = run_option(
-        (),
-        tuple,
+        (), tuple,
         "Also log to: tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT], csv:FILE, parquet:FILE, "
-        "logging[:NAME]; repeat.",
-        "run",
-        "KIND[:WHERE]",
-        "none",
-        parse=parse_log,
+            "logging[:NAME]; repeat.",
+        "run", "KIND[:WHERE]", "none", parse=parse_log,
     )
     batches: Any = run_option(
-        None,
-        type(None),
-        readers="run",
-        accepts=lambda value: hasattr(value, "__iter__"),
+        None, type(None), readers="run", accepts=lambda value: hasattr(value, "__iter__"),
         described="a loader of batches, such as PyG's NeighborLoader",
     )
     hardware: Any = run_option(
-        None,
-        type(None),
-        readers="run",
-        accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
+        None, type(None), readers="run", accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
         described="an object with name, registry() and preparers(parts)",
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -371,7 +303,7 @@ class RunOptions(_Options):
     @classmethod
     def of(cls, **options: Any) -> RunOptions:
         """Options by their names, those of a placement included."""
-        placed = {one.name: options.pop(one.name) for one in fields(Placement) if one.name in options}
+        placed = {row.name: options.pop(row.name) for row in fields(Placement) if row.name in options}
         return cls(**options, placement=Placement(**placed)) if placed else cls(**options)
 
     def with_keywords(self, **keywords: Any) -> RunOptions:
@@ -386,7 +318,7 @@ class RunOptions(_Options):
     def refuse_unread(self, reader: str, words: str) -> None:
         """A :class:`SpecError` for the first option that ``reader`` does not read; ``words`` say why."""
         for name, value in self.given.items():
-            if name not in (one.name for one in options_of(reader)):
+            if name not in (row.name for row in options_of(reader)):
                 raise SpecError(f"{option(name, value[0] if isinstance(value, tuple) else value)} {words}")
 
     @property
@@ -401,7 +333,7 @@ class RunOptions(_Options):
     @property
     def for_plan(self) -> dict[str, Any]:
         """The given options that change a plan."""
-        return {one.name: self.given[one.name] for one in options_of("plan") if one.name in self.given}
+        return {row.name: self.given[row.name] for row in options_of("plan") if row.name in self.given}
 
     def for_group(self, tasks: Sequence[Task]) -> RunOptions:
         """The same for some of the tasks that they were given for, without options about other tasks."""
@@ -410,59 +342,46 @@ class RunOptions(_Options):
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` for options that exclude each other or these ``tasks``, or that nothing would read."""
-        given = self.given
-        if self.ranks == 1:
-            for name in ("order", "peers", "sharded"):
-                if name in given:
-                    raise SpecError(
-                        f"{option(name, given[name])} is of use over several ranks only; give ranks=2 or more, or "
-                        "leave it out"
-                    )
-        else:
-            for name, reason in (
-                ("weave", "ranks wait for each other inside of a step"),
-                ("compile", "ranks wait for each other inside of a step"),
-                *((name, "every rank has its part of the graph in its own memory") for name in self.placement.given),
-                ("batches", "a loader makes batches for a run in one process"),
-                ("hardware", "it prepares batches of a run in one process"),
-            ):
-                if given.get(name):
-                    shown = f"{name}=" if name in ("batches", "hardware") else option(name, given[name])
-                    raise SpecError(f"{shown} does not go with ranks={self.ranks}: {reason}; leave one of the two out")
+        given, ranks, label = self.given, option("ranks", self.ranks), tasks[0].label
+        waits, memory = "ranks wait for each other inside of a step", "every rank has its part of the graph in its own"
+        apart = {"weave": waits, "compile": waits, **dict.fromkeys(self.placement.given, f"{memory} memory")}
+        apart |= dict.fromkeys(("batches", "hardware"), "batches are then made for a run in one process")
+        for name, value in given.items():
+            shown = f"{name}=" if name in ("batches", "hardware") else option(name, value)
+            if self.ranks == 1 and name in ("order", "peers", "sharded"):
+                several = option("ranks", 2)
+                raise SpecError(f"{shown} is of use over several ranks only; give {several} or more, or leave it out")
+            if self.ranks > 1 and name in apart and value is not False:
+                raise SpecError(f"{shown} does not go with {ranks}: {apart[name]}; leave one of the two out")
+            if name in ("batches", "hardware") and self.placement.sampler != "default":
+                sampler = option("sampler", self.placement.sampler)
+                raise SpecError(f"{sampler} makes the batches on the GPU, and {shown} elsewhere; give one of the two")
         if self.sharded is not None and not any(_sums_over_ranks(task) for task in tasks):
             raise SpecError(
                 f"{option('sharded', self.sharded)} would have no effect: none of these tasks sums rows of the whole "
                 "graph (attentions, maxima and sampled batches copy remote rows first); leave it out"
             )
-        if self.tuner is None and (self.trials is not None or self.width is not None):
-            name = "trials" if self.trials is not None else "width"
-            raise SpecError(f"{option(name, given[name])} would have no effect without {option('tuner')}")
+        unread = [name for name in ("trials", "width") if name in given and self.tuner is None]
+        if unread:
+            raise SpecError(f"{option(unread[0], given[unread[0]])} would have no effect without {option('tuner')}")
         if self.prune is not None and len(tasks) == 1:
-            label = tasks[0].label
             raise SpecError(f"{option('prune')} would have no effect: {label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:
             raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
-        for name in ("batches", "hardware"):
-            if self.placement.sampler != "default" and getattr(self, name) is not None:
-                raise SpecError(
-                    f"{option('sampler', self.placement.sampler)} makes the batches on the GPU, and {name}= "
-                    "elsewhere; give one of the two"
-                )
         if self.hardware is not None and not any(task.sampled for task in tasks):
-            raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
+            raise SpecError(f"task {label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:
             where = f"task {task.label!r}: "
             if task.batch == FIT and (self.ranks > 1 or self.batches is not None):
-                other = f"ranks={self.ranks}" if self.ranks > 1 else "batches="
+                other = ranks if self.ranks > 1 else "batches="
                 raise SpecError(
                     f"{where}batch='fit' is decided for one device and its sampler, not with {other}: give a number"
                 )
-            if self.batches is not None:
-                if not task.sampled or task.fanout is None:
-                    raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")
-                for name in ("batch_seed", "feature_norm"):
-                    if name in task.given:
-                        raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
+            if self.batches is not None and (not task.sampled or task.fanout is None):
+                raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")
+            for name in ("batch_seed", "feature_norm") if self.batches is not None else ():
+                if name in task.given:
+                    raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
 
     def check_device(self, kind: str) -> None:
         """A :class:`SpecError` for options that a run on devices of ``kind`` would not read."""
@@ -499,7 +418,7 @@ def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:
     """A :class:`SpecError` for keywords that ``caller`` does not take by themselves; says where an option is given."""
     for name, value in keywords.items():
         for table, given_as in ((RunOptions, "options=RunOptions"), (Placement, "placement=Placement")):
-            if any(one.name == name for one in fields(table)):
+            if any(row.name == name for row in fields(table)):
                 shown = option(name, value)
                 raise SpecError(f"{caller} takes no {shown} by itself; give {given_as}({shown})")
         raise SpecError(f"{caller} takes no {name}={nearest_names(name, RunOptions.__dataclass_fields__)}")
@@ -507,5 +426,5 @@ def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:
 
 def options_of(reader: str) -> list[Any]:
     """The fields of all options that ``reader`` reads, those of a placement included, in the order of the table."""
-    every = [one for table in (RunOptions, Placement) for one in fields(table) if "rule" in one.metadata]
-    return [one for one in every if reader in one.metadata["readers"]]
+    every = [row for table in (RunOptions, Placement) for row in fields(table) if "rule" in row.metadata]
+    return [row for row in every if reader in row.metadata["readers"]]

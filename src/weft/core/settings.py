@@ -144,9 +144,9 @@ class Callback:
 
     def next_after(self, epoch: int) -> int | None:
         """The next epoch after which it is called; None if there is none."""
-        found = [each for each in self.at if each > epoch]
-        found += [] if self.every is None else [(epoch // self.every + 1) * self.every]
-        return min(found, default=None)
+        epochs = [each for each in self.at if each > epoch]
+        epochs += [] if self.every is None else [(epoch // self.every + 1) * self.every]
+        return min(epochs, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a function becomes a description of it."""
@@ -301,11 +301,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_per_relation(hop: Any) -> bool:
-    """Whether a hop takes neighbours of each relation apart."""
-    return not _is_count(hop)
-
-
 def plain_hop(hop: Hop) -> Any:
     """A hop for JSON, which :func:`read_fanout` reads back."""
     if isinstance(hop, int):
@@ -410,13 +405,13 @@ def read_class_weights(value: Any, name: str) -> str | tuple[float, ...]:
         return value
     if hasattr(value, "tolist"):  # arrays of numpy and torch
         value = value.tolist()
-    numbers = isinstance(value, (list, tuple)) and all(_is_number(one) for one in value)
+    numbers = isinstance(value, (list, tuple)) and all(_is_number(weight) for weight in value)
     if not numbers or not value or min(value) < 0 or not any(value):
         raise SpecError(
             f'{name}={value!r} must be "balanced", or one number per class, at least 0 and '
             "not all 0, such as [1.0, 2.5]"
         )
-    return tuple(float(one) for one in value)
+    return tuple(float(weight) for weight in value)
 
 
 def read_param_groups(value: Any, name: str) -> dict[str, dict[str, Any]]:
@@ -437,10 +432,10 @@ def check_group_settings(label: str, groups: Mapping[str, Mapping[str, Any]]) ->
     for pattern, settings in groups.items():
         for name, value in settings.items():
             if name not in GROUP_SETTINGS:
-                known = " and ".join(GROUP_SETTINGS)
+                allowed = " and ".join(GROUP_SETTINGS)
                 raise SpecError(
                     f"task {label!r}: param_groups[{pattern!r}] has {name!r}; a group of Weft's own optimizers may "
-                    f"set {known}; that of a torch.optim class, whatever the class takes"
+                    f"set {allowed}; that of a torch.optim class, whatever the class takes"
                 )
             if not _is_number(value) or value < 0:
                 raise SpecError(f"task {label!r}: param_groups[{pattern!r}]: {name}={value!r} must be at least 0")
@@ -513,8 +508,8 @@ def describe(value: Any, digits: int = 3) -> str:
 def object_name(value: Any, digits: int = 3) -> str:
     """A function or a class by its name, another object by its class; of a ``partial`` with the values it fixes."""
     if isinstance(value, partial):
-        fixed = [describe(one, digits) for one in value.args]
-        fixed += [f"{key}={describe(one, digits)}" for key, one in value.keywords.items()]
+        fixed = [describe(argument, digits) for argument in value.args]
+        fixed += [f"{key}={describe(argument, digits)}" for key, argument in value.keywords.items()]
         return " ".join([object_name(value.func, digits), *fixed])
     return str(getattr(value, "__name__", type(value).__name__))
 
@@ -523,7 +518,7 @@ class Labels:
     """Words for the values of several settings: ``values`` lists what each setting takes."""
 
     def __init__(self, values: Mapping[str, Iterable[Any]]) -> None:
-        self._words = {key: _words(list(given)) for key, given in values.items()}
+        self._words = {key: _words(list(taken)) for key, taken in values.items()}
 
     def word(self, key: str, value: Any) -> str:
         """The word for ``value`` of the setting ``key``."""

@@ -63,8 +63,8 @@ def read_value(name: str, value: Any) -> Any:
 def with_args_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with each of ``model_args`` under a key of its own: ``model_args.width``."""
     args = settings.get("model_args", {})
-    found = {key: value for key, value in settings.items() if key != "model_args"}
-    return found | {f"{ARGS}{name}": value for name, value in args.items()}
+    apart = {key: value for key, value in settings.items() if key != "model_args"}
+    return apart | {f"{ARGS}{name}": value for name, value in args.items()}
 
 
 def joined_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def joined_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any
     args = {key.removeprefix(ARGS): value for key, value in values.items() if key.startswith(ARGS)}
     if whole:
         args = {name: (value,) if isinstance(value, (list, tuple, range)) else value for name, value in args.items()}
-    found = {key: value for key, value in values.items() if not key.startswith(ARGS)}
-    return found | ({"model_args": args} if args else {})
+    joined = {key: value for key, value in values.items() if not key.startswith(ARGS)}
+    return joined | ({"model_args": args} if args else {})
 
 
 def setting_of(task: Task, key: str, absent: Any = None) -> Any:
@@ -132,40 +132,9 @@ def as_plain(key: str, value: Any) -> Any:
     return plain_value(value)
 
 
-# ---- Names of a sweep's members: the settings that vary, short where that is enough to tell members apart.
-
-Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings
-
-
-def member_names(explicit: Sequence[Mapping[str, Any]], combinations: Sequence[Combination]) -> list[str]:
-    """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it.
-
-    Names are not empty and differ: the second of a kind gets ``#2``.
-    """
-    values = [values for _, values in combinations]
-    keys = seed_last({key: 0 for each in values for key in each if key != "name"})
-    varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in values) > 1]
-    labels = Labels({key: [each[key] for each in values if key in each] for key in varying})
-    entries = explicit or ({},)
-    short, full = [], []
-    for position, each in combinations:
-        named = isinstance(each.get("name"), str) and each["name"]
-        entry = with_args_apart(entries[position])
-        fixed = {key for key, value in entry.items() if not varies(key, value)} if named else set()
-        short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
-        full.append(labels.name(each, varying, named or ""))
-    taken = Counter(short)
-    seen: Counter[str] = Counter()
-    names = []
-    for brief, whole in zip(short, full, strict=True):
-        name = (brief if taken[brief] == 1 else whole) or describe(values[0]["model"])
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return names
-
-
 # ---- All combinations of a sweep's settings as Tasks: the grid, the draws, and what is refused.
 
+Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
 REDRAWS = 50  # attempts at a combination that was not drawn before
 
@@ -189,7 +158,25 @@ def values_of(value: Any) -> list[Any]:
 def members_of(sweep: Sweep, label: str) -> list[Task]:
     """The members of a sweep, named by what varies; ``label`` begins the refusal of combinations that make no sense."""
     combinations = _combinations(sweep, label)
-    names = member_names(sweep.explicit, combinations)
+    # A name for every combination: what varies, short where that is enough to tell members apart, the second of a kind
+    # with ``#2``; a name given in ``tasks`` stands for the settings given with it.
+    chosen = [values for _, values in combinations]
+    keys = seed_last({key: 0 for each in chosen for key in each if key != "name"})
+    varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in chosen) > 1]
+    labels = Labels({key: [each[key] for each in chosen if key in each] for key in varying})
+    entries = sweep.explicit or ({},)
+    short, full = [], []
+    for position, each in combinations:
+        named = isinstance(each.get("name"), str) and each["name"]
+        entry = with_args_apart(entries[position])
+        fixed = {key for key, value in entry.items() if not varies(key, value)} if named else set()
+        short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
+        full.append(labels.name(each, varying, named or ""))
+    taken, same, names = Counter(short), Counter[str](), list[str]()
+    for brief, whole in zip(short, full, strict=True):
+        name = (brief if taken[brief] == 1 else whole) or describe(chosen[0]["model"])
+        same[name] += 1
+        names.append(name if same[name] == 1 else f"{name} #{same[name]}")
     tasks, seen = [], dict[tuple[Any, ...], str]()
     for name, (_, values) in zip(names, combinations, strict=True):
         task = Task(**joined_args({**values, "name": name}))
@@ -229,8 +216,7 @@ def _combinations(sweep: Sweep, label: str) -> list[Combination]:
                 )
         drawn = {key: value for key, value in merged.items() if isinstance(value, (Range, Choice))}
         drawn_anywhere = drawn_anywhere or bool(drawn)
-        draws = _draws(sweep, drawn, label)
-        sizes = [len(draws), *map(len, grid.values())]
+        sizes = [sweep.samples or 1 if drawn else 1, *map(len, grid.values())]
         count = len(combinations) + math.prod(sizes)
         if count > MOST_TASKS:
             shown = " x ".join(str(size) for size in sizes if size > 1)
@@ -238,6 +224,7 @@ def _combinations(sweep: Sweep, label: str) -> list[Combination]:
                 f"{label}: {count:,} tasks ({shown}) are more than {MOST_TASKS:,}; "
                 "shorten the lists, or draw from ranges with samples="
             )
+        draws = _draws(sweep, drawn, label)
         for draw, *values in itertools.product(draws, *grid.values()):
             combinations.append((position, {**merged, **draw, **dict(zip(grid, values, strict=True))}))
     if sweep.samples is not None and not drawn_anywhere:
@@ -449,9 +436,9 @@ class Sweep:
         """The inverse of :meth:`to_dict`, for sweeps whose graphs and models have names."""
         own = ("name", "tasks", "samples", "sample_seed")
         settings = {key: read_value(key, value) for key, value in data.items() if key not in own}
-        given = {key: data[key] for key in ("name", "samples", "sample_seed") if key in data}
+        values = {key: data[key] for key in ("name", "samples", "sample_seed") if key in data}
         entries = [{key: read_value(key, value) for key, value in entry.items()} for entry in data.get("tasks", ())]
-        return cls(tasks=entries, **given, **settings)
+        return cls(tasks=entries, **values, **settings)
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task], name: str | None = None) -> Sweep:
@@ -466,10 +453,10 @@ class Sweep:
         if first.traits is not None:  # a named model has the usual value of a setting that is left out
             chosen = [key for key in chosen if key.startswith(ARGS) or getattr(first, key) != getattr(usual, key)]
         settings = joined_args({key: setting_of(first, key) for key in chosen}, whole=True)
-        own = [[key for key in names if key not in shared and gives(task, key)] for task in tasks]
+        given_keys = [[key for key in names if key not in shared and gives(task, key)] for task in tasks]
         entries = [
             {"name": task.name} | joined_args({key: setting_of(task, key) for key in keys}, whole=True)
-            for task, keys in zip(tasks, own, strict=True)
+            for task, keys in zip(tasks, given_keys, strict=True)
         ]
         return cls(tasks=[{k: v for k, v in e.items() if k != "name" or v} for e in entries], name=name, **settings)
 

@@ -17,7 +17,6 @@ from weft.core.settings import (
     Rule,
     check_group_settings,
     choice,
-    is_per_relation,
     number_in,
     object_name,
     open_choice,
@@ -228,7 +227,7 @@ class Task:
         """Neighbours per hop: as given, or one of the usual numbers per layer."""
         if self.fanout is not None:
             return self.fanout
-        return tuple(USUAL_FANOUT[min(place, len(USUAL_FANOUT) - 1)] for place in range(self.layers))
+        return tuple(USUAL_FANOUT[min(hop, len(USUAL_FANOUT) - 1)] for hop in range(self.layers))
 
     @property
     def traits(self) -> ModelTraits | None:
@@ -280,9 +279,7 @@ class Task:
     @property
     def model_name(self) -> str:
         """The model's name: as given, or the class of the object."""
-        if isinstance(self.model, str):
-            return self.model
-        return object_name(self.model)
+        return self.model if isinstance(self.model, str) else object_name(self.model)
 
     @property
     def graph_name(self) -> str:
@@ -346,7 +343,7 @@ class Task:
                 f"{where}fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for layers={self.layers}; "
                 "give one number per layer"
             )
-        if not traits.relational and any(map(is_per_relation, fanout)):
+        if not traits.relational and not all(isinstance(hop, int) for hop in fanout):
             raise SpecError(
                 f"{where}fan-outs per relation are for models that read relations, such as rgcn; {self.model} takes "
                 "one number per hop"
@@ -458,6 +455,6 @@ def reject_unknown(data: Iterable[str], where: str) -> None:
 def meant(name: str, known: Iterable[str]) -> str:
     """Which setting of ``known`` an unknown ``name`` means: what other libraries call so, or the closest one."""
     own = ELSEWHERE.get(name.rpartition(".")[2])
-    target = next((one for one in known if own is not None and one.rpartition(".")[2] == own), None)
+    target = next((setting for setting in known if own is not None and setting.rpartition(".")[2] == own), None)
     hint = f"did you mean {target!r}?" if target else did_you_mean(name, known)
     return hint or "docs/api.md lists the settings of a task; what only your own model reads goes in model_args"

@@ -23,12 +23,12 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
         too_long = isinstance(value, int) and value.bit_length() > 1000  # for a float
         amount = MOST_BYTES if too_long else float(value)
     else:
-        found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-        if found is None:
+        match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
             raise SpecError(
                 f"{option(what, value)} is not an amount of memory; write it like 24GiB, 500MB or 16000000000"
             )
-        number, letter, binary = found.groups()
+        number, letter, binary = match.groups()
         decimal = str(value).strip().lower().endswith("b") and not binary and bool(letter)
         amount = float(number) * (DECIMAL if decimal else BINARY)[letter.lower()]
     if not math.isfinite(amount) or amount < 1:

@@ -59,19 +59,19 @@ def closest(name: object, known: Iterable[object], count: int = 1, cutoff: float
     Letter case does not count; what is not a string is never suggested.
     """
     typed = str(name).lower()
-    found = []
+    matches = []
     for place, candidate in enumerate(known):
         if isinstance(candidate, str):
             likeness = SequenceMatcher(None, typed, candidate.lower()).ratio()
             if likeness >= cutoff:
-                found.append((edits(typed, candidate.lower()), -likeness, place, candidate))
-    return [one[-1] for one in sorted(found)[:count]]
+                matches.append((edits(typed, candidate.lower()), -likeness, place, candidate))
+    return [match[-1] for match in sorted(matches)[:count]]
 
 
 def did_you_mean(name: object, known: Iterable[object], count: int = 1, cutoff: float = CUTOFF) -> str:
     """``"did you mean 'a' or 'b'?"``, empty if nothing is close."""
     close = closest(name, known, count, cutoff)
-    return "did you mean " + " or ".join(repr(one) for one in close) + "?" if close else ""
+    return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?" if close else ""
 
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3) -> str:
@@ -84,11 +84,11 @@ def edits(a: str, b: str) -> int:
     """How many letters to insert, delete, replace or swap with their neighbour make ``b`` of ``a``."""
     before: list[int] = []
     row = list(range(len(b) + 1))
-    for i, one in enumerate(a, 1):
+    for i, letter in enumerate(a, 1):
         before, last, row = row, before, [i]
         for j, other in enumerate(b, 1):
-            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (one != other))
-            if i > 1 and j > 1 and one == b[j - 2] and a[i - 2] == other:
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
                 best = min(best, last[j - 2] + 1)
             row.append(best)
     return row[-1]

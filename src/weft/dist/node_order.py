@@ -76,13 +76,7 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     ]
     x = graph.x
     if isinstance(x, SparseFeatures):
-        matrix, degree = x.matrix, x.matrix.degrees()[order]
-        indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)]).long()
-        first = matrix.indptr[:-1].long()[order] - indptr[:-1]
-        entry = torch.arange(int(indptr[-1])) + torch.repeat_interleave(first, degree)
-        weight = None if matrix.weight is None else matrix.weight[entry]
-        indptr = indptr.to(offset_dtype(entry.numel()))
-        x = SparseFeatures(Adjacency(indptr, matrix.indices[entry], matrix.num_cols, weight=weight))
+        x = SparseFeatures.from_coo(new_id[x.matrix.rows().long()], x.matrix.indices.long(), x.values, x.shape)
     elif x is not None:
         x = x[order]
     y = None if graph.y is None else graph.y[order]

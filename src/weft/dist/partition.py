@@ -16,6 +16,13 @@ from weft.core.errors import SpecError
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
 
+def divided_otherwise(bounds: Sequence[int]) -> list[int]:
+    """The bounds if every rank gives the later half of its rows to the next; if they are few, the last has them all."""
+    few = bounds[-1] < 4 * (len(bounds) - 1)
+    halves = [0 if few else end - (end - begin) // 2 for begin, end in itertools.pairwise(bounds)]
+    return [0, *halves[:-1], bounds[-1]]
+
+
 def own_rows(adj: Adjacency, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Rows ``low`` to ``high`` of ``adj``: ``(indptr [n+1], columns [e], weight [e], first edge)``."""
     first, last = int(adj.indptr[low]), int(adj.indptr[high])
@@ -44,12 +51,12 @@ def halo_of(columns: Tensor, low: int, high: int) -> Tensor:
     return seen.nonzero().squeeze(1).to(columns.dtype)
 
 
-def positions_in(halo: Tensor, columns: Tensor) -> Tensor:
-    """Where every one of ``columns``, which are all in ``halo``, stands there; int32."""
-    if not halo.numel():
+def positions_in(ids: Tensor, columns: Tensor) -> Tensor:
+    """Where every one of ``columns``, which are all among ``ids``, stands there; int32."""
+    if not ids.numel():
         return torch.zeros_like(columns, dtype=torch.int32)
-    position = torch.empty(int(halo[-1]) + 1, dtype=torch.int32, device=halo.device)
-    position[halo.long()] = torch.arange(halo.numel(), dtype=torch.int32, device=halo.device)
+    position = torch.empty(int(ids.max()) + 1, dtype=torch.int32, device=ids.device)
+    position[ids.long()] = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
     return position[columns.long()]
 
 
@@ -57,11 +64,7 @@ def to_block(columns: Tensor, halo: Tensor, low: int, high: int) -> Tensor:
     """Global ids as columns of a block: own nodes first, then those of ``halo``; int32."""
     if not halo.numel():
         return (columns - low).to(torch.int32)
-    position = torch.empty(max(int(halo[-1]) + 1, high), dtype=torch.int32, device=halo.device)
-    position[low:high] = torch.arange(high - low, dtype=torch.int32, device=halo.device)
-    behind = torch.arange(high - low, high - low + halo.numel(), dtype=torch.int32, device=halo.device)
-    position[halo.long()] = behind
-    return position[columns.long()]
+    return positions_in(torch.cat([torch.arange(low, high, device=halo.device), halo.long()]), columns)
 
 
 @dataclass(frozen=True)

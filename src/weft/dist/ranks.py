@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Ranks:
     def __enter__(self) -> Ranks:
         address = self._address
         check_peers(address.peers, self.device, self.distinct)
+        self._excepthook = sys.excepthook  # torch's would name a rank in front of every later traceback
         if dist.is_initialized():
             raise SpecError("ranks: torch.distributed is in use in this process already; start another process")
         backend = "cpu:gloo,cuda:nccl" if self.distinct else "gloo"
@@ -98,6 +100,7 @@ class Ranks:
             self.__dict__.pop(name, None)
         if dist.is_initialized():
             dist.destroy_process_group()
+        sys.excepthook = self._excepthook
 
     @cached_property
     def barrier(self) -> Barrier:

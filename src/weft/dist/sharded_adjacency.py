@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from weft import ops
 from weft.core.errors import InputError
 from weft.dist.exchange import Collective, Exchange, Staging, make_halo
-from weft.dist.partition import own_rows, own_rows_of_transpose, row_offsets, to_block
+from weft.dist.partition import divided_otherwise, own_rows, own_rows_of_transpose, row_offsets, to_block
 from weft.dist.ranks import Ranks
 from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.dist.spread import Spread
@@ -286,20 +285,18 @@ class ShardedAdjacency(Adjacency):
         factors = scale[self.indices.long()]
         return factors if self.weight is None else factors * self.weight
 
+    def sddmm(self, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
+        """See :func:`weft.ops.sddmm`: ``a`` and ``b [..., n, heads*D]`` to ``[..., E, heads]`` of own edges."""
+        self._check("sddmm", b.shape[-2])
+        return ops.sddmm(self.block(), a, self.forward.exchange.extend(b), heads)
+
     def spmm_max(self, x: Tensor) -> Tensor:
         """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""
         self._check("spmm_max", x.shape[-2])
         return ops.spmm(self.block(), self.forward.exchange.extend(x), reduce="max")
 
     def graph_attention(
-        self,
-        x: Tensor,
-        a_src: Tensor,
-        a_dst: Tensor,
-        slope: float = 0.2,
-        dropout: float | Tensor = 0.0,
-        clock: Tensor | None = None,
-        site: int = 0,
+        self, x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, *drop: Any, **named: Any
     ) -> Tensor:
         """See :func:`weft.ops.graph_attention`; the rows and the source scores are exchanged as one matrix."""
         self._check("graph_attention", x.shape[-3])
@@ -307,44 +304,34 @@ class ShardedAdjacency(Adjacency):
         whole = self.forward.exchange.extend(torch.cat([x.flatten(-2), a_src], -1))
         x_all, a_all = whole.split([heads * width, heads], -1)
         x_all, block = x_all.unflatten(-1, (heads, width)), self.block()
-        mask = self._mask(dropout, clock, site, heads, x.device)
+        mask = self._mask(heads, x.device, *drop, **named)
         if mask is None:
             return ops.graph_attention(block, x_all.contiguous(), a_all.contiguous(), a_dst.contiguous(), slope)
         return attention_torch(x_all, a_all, a_dst, slope, mask, unpack_csr(pack_csr(block, rows=True)))
 
-    def graph_attention_packed(
-        self,
-        packed: Tensor,
-        heads: int,
-        slope: float = 0.2,
-        dropout: float | Tensor = 0.0,
-        clock: Tensor | None = None,
-        site: int = 0,
-    ) -> Tensor:
+    def graph_attention_packed(self, packed: Tensor, heads: int, *others: Any, **named: Any) -> Tensor:
         """See :func:`weft.ops.graph_attention_packed`."""
-        return self.graph_attention(*take_apart(packed, heads), slope, dropout, clock, site)
+        return self.graph_attention(*take_apart(packed, heads), *others, **named)
 
     def graph_attention_v2(
-        self,
-        x_src: Tensor,
-        x_dst: Tensor,
-        att: Tensor,
-        slope: float = 0.2,
-        dropout: float | Tensor = 0.0,
-        clock: Tensor | None = None,
-        site: int = 0,
+        self, x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float = 0.2, *drop: Any, **named: Any
     ) -> Tensor:
         """See :func:`weft.ops.graph_attention_v2`."""
         self._check("graph_attention_v2", x_src.shape[-3])
         heads, width = x_src.shape[-2:]
         whole = self.forward.exchange.extend(x_src.flatten(-2)).unflatten(-1, (heads, width))
-        mask, block = self._mask(dropout, clock, site, heads, x_src.device), self.block()
+        mask, block = self._mask(heads, x_src.device, *drop, **named), self.block()
         if mask is None:
             return ops.graph_attention_v2(block, whole.contiguous(), x_dst.contiguous(), att, slope)
         return attention_v2_torch(whole, x_dst, att, slope, mask, unpack_csr(pack_csr(block, rows=True)))
 
     def _mask(
-        self, dropout: float | Tensor, clock: Tensor | None, site: int, heads: int, device: torch.device
+        self,
+        heads: int,
+        device: torch.device,
+        dropout: float | Tensor = 0.0,
+        clock: Tensor | None = None,
+        site: int = 0,
     ) -> Tensor | None:
         """The mask of this rank's edges, as a run on one rank has it. The fused kernels count edges from 0."""
         rate, clock = rate_and_clock(dropout, clock, device)
@@ -412,6 +399,7 @@ class ShardGraph(Graph):
         y = None if whole.y is None else whole.y[low:high].to(device)
         of_edges = slice(adj.first_edge, adj.first_edge + adj.num_edges)
         relation = None if whole.relation is None else whole.relation[of_edges].to(device)
+        adj = adj if whole.edge_attr is None else adj.attributed(whole.edge_attr[of_edges].to(device))
         super().__init__(
             adj,
             x,
@@ -425,11 +413,7 @@ class ShardGraph(Graph):
             numbers=whole.regression,
         )
         self._stats, self._ranks, self.first_row = whole.stats(), ranks, low
-        # The rows of this rank if every rank gives the later half of its nodes to the next one, or, if there are very
-        # few, if the last rank has all; all ranks call it.
-        few = bounds[-1] < 4 * ranks.ranks
-        halves = [0 if few else end - (end - begin) // 2 for begin, end in pairwise(bounds)]
-        self.divided_otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
+        self.divided_otherwise = partial(ShardGraph, whole, divided_otherwise(bounds), ranks)  # all ranks call it
 
     def _check_shapes(self) -> None:
         """Nothing: the whole graph has been checked, and a shard may be empty."""

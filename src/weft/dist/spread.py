@@ -3,7 +3,7 @@
 Ranks of one host read peers' memory, without waiting for each other; between machines they request rows of their owners
 through torch.distributed, and then all ranks have to read at the same time.
 
-Shapes: N rows of all ranks, n rows of this one, M ids requested here, A ids that other ranks request of this one.
+Shapes: N rows of all ranks, n rows of this one, M ids requested here, A rows that all ranks request of this one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Spread:
         """The same; with ``count [1]`` only the first so many ids exist, and the rows of the others mean nothing."""
         if self._parts is None:
             assert count is None, "requests to owners are of ids that exist"
-            return Route(ids, self._bounds, self._ranks).rows(self.here)
+            return self._requested(ids)
         ids = ids.long()
         if count is not None:
             ids = torch.where(torch.arange(ids.numel(), device=ids.device) < count, ids, self._some)
@@ -75,37 +75,23 @@ class Spread:
             out[at] = part.index_select(0, row[at].to(part.device)).to(out.device)
         return out
 
+    def _requested(self, ids: Tensor) -> Tensor:
+        """Rows ``[M, ...]`` from their owners; all ranks request at the same time, some of them perhaps none."""
+        ranks, device, ids = self._ranks, ids.device, ids.long().cpu()
+        owner = torch.searchsorted(torch.tensor(self._bounds[1:]), ids, right=True)
+        order = torch.sort(owner, stable=True).indices
+        requests = torch.bincount(owner, minlength=ranks.ranks).tolist()
+        requested = exchange(torch.tensor(requests), [1] * ranks.ranks, [1] * ranks.ranks, ranks).tolist()
+        rows = exchange(ids[order], requests, requested, ranks) - self._bounds[ranks.rank]  # of this rank [A]
+        received = exchange(self.here.index_select(0, rows.to(self.here.device)).cpu(), requested, requests, ranks)
+        out = torch.empty_like(received)
+        out[order] = received
+        return out.to(device)
+
     def lists(self, indptr: Tensor) -> CachedLists:
         """The array as the lists between ``indptr``, for kernels: all of them are in reach."""
         assert self._parts is not None
         return spread_lists(self._parts, self._bounds, indptr)
-
-
-# ---- Routes: requests to the owners of rows. All ranks request at the same time, each its own ids; ranks without any
-# request none.
-
-
-class Route:
-    """The way of the global ``ids [M]`` to the ranks that own them; ``bounds``: ids of the ranks."""
-
-    def __init__(self, ids: Tensor, bounds: Sequence[int], ranks: Ranks) -> None:
-        self._ranks, self._device = ranks, ids.device
-        ids = ids.long().cpu()
-        owner = torch.searchsorted(torch.tensor(bounds[1:]), ids, right=True)
-        self._order = torch.sort(owner, stable=True).indices
-        self._requests = torch.bincount(owner, minlength=ranks.ranks).tolist()
-        counts = exchange(torch.tensor(self._requests), [1] * ranks.ranks, [1] * ranks.ranks, ranks)
-        self._requested = counts.tolist()
-        remote = exchange(ids[self._order], self._requests, self._requested, ranks)
-        self.requested = remote - bounds[ranks.rank]  # rows of this rank that other ranks request [A]
-
-    def rows(self, table: Tensor) -> Tensor:
-        """Rows ``[M, F]`` (or numbers ``[M]``) of what every rank has as ``table [n, F]``, in the order of the ids."""
-        requested = table.index_select(0, self.requested.to(table.device)).cpu()
-        received = exchange(requested, self._requested, self._requests, self._ranks)
-        out = torch.empty_like(received)
-        out[self._order] = received
-        return out.to(self._device)
 
 
 def exchange(values: Tensor, give: Sequence[int], get: Sequence[int], ranks: Ranks) -> Tensor:

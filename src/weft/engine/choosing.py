@@ -25,14 +25,7 @@ from weft.engine.estimator import NONE, Estimate, Estimator, groups_within_budge
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
 from weft.planner.grouping.limits import GroupLimits
-from weft.planner.placement import (
-    CHUNKS,
-    MODE_IS_SET,
-    candidates,
-    may_sample,
-    reasons,
-    with_cache,
-)
+from weft.planner.placement import CHUNKS, MODE_IS_SET, candidates, may_sample, reasons, with_cache
 from weft.planner.transfers import with_batches
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
@@ -58,8 +51,8 @@ def phases_key(tasks: Sequence[Task], placement: DataPlacement, digest: str, tra
     ]
     shape = (first.model_name, first.layers, first.hidden, first.precision, len(tasks))
     where = (placement.features, placement.topology, placement.cache_bytes)
-    others = sorted({f"{task.model_name}x{task.layers}x{task.hidden}" for task in tasks} if len(tasks) > 1 else ())
-    more = others if len(others) > 1 else ()  # structures that train on the same batches
+    structures = sorted({f"{task.model_name}x{task.layers}x{task.hidden}" for task in tasks} if len(tasks) > 1 else ())
+    more = structures if len(structures) > 1 else ()  # structures that train on the same batches
     return " ".join(map(str, (digest, trainer, *shape, *model, *more, *first.fanouts, first.batch, *where)))
 
 
@@ -314,13 +307,7 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
             free = room - (options.placement.cache or 0)
             placement = evaluate_by_layers(similar[0], len(similar), placement, estimator, free)
         placements[key] = placement
-    _check_sides(list(placements.values()), estimator.machine.device, options)
-    return estimator.with_placements(placements) if placements else estimator
-
-
-def _check_sides(placements: Sequence[DataPlacement], device: str, options: RunOptions) -> None:
-    """Refuse settings of who prepares batches if nothing would read them."""
-    hosted = any(place.read_by_gpu and not place.on_device for place in placements)
+    device, hosted = estimator.machine.device, any(p.read_by_gpu and not p.on_device for p in placements.values())
     reason = "on a CPU the host prepares all batches"
     if device == "cuda":
         reason = "features and edges lie on the GPU, which prepares all batches; give features='host'"
@@ -328,6 +315,7 @@ def _check_sides(placements: Sequence[DataPlacement], device: str, options: RunO
         unread = {"division": options.hardware is None and (device == "cpu" or not hosted), "overlap": device == "cpu"}
         if unread.get(name):
             raise SpecError(f"{option(name, value)} would have no effect: {reason}")
+    return estimator.with_placements(placements) if placements else estimator
 
 
 def evaluate_by_layers(task: Task, count: int, best: DataPlacement, estimator: Estimator, room: int) -> DataPlacement:

@@ -41,7 +41,7 @@ class ComparedRun(NamedTuple):
 
 def read_run(folder: Path) -> list[ComparedRun]:
     """The best settings of the run in ``folder`` on every graph; :class:`SpecError` if there are none."""
-    result, found = read_result(folder, AnyModel()), []
+    result, runs = read_result(folder, AnyModel()), []
     if isinstance(result, Result):
         seconds = result.metrics.get("seconds", 0.0)
         result = SweepResult(Sweep.from_tasks([result.task]), [result], (), result.environment, seconds)
@@ -52,12 +52,10 @@ def read_run(folder: Path) -> list[ComparedRun]:
             names = {"run": str(folder), "graph": members[0].task.graph_name, "metric": score.metric}
             epochs = fmean(member.metrics["epochs_run"] for member in members)
             costs = {"epochs": epochs, "seconds": part.seconds}
-            found.append(
-                ComparedRun({**names, "best_settings": best, **score.to_dict(), **costs}, part, score, members)
-            )
-    if not found:
+            runs.append(ComparedRun({**names, "best_settings": best, **score.to_dict(), **costs}, part, score, members))
+    if not runs:
         raise SpecError(f"{folder}: no training reached an evaluation, so there is no score to compare")
-    return found
+    return runs
 
 
 def comparable(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:

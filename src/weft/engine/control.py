@@ -26,7 +26,7 @@ class Control:
     """Hand it to ``weft.run(..., control=control)`` and call it from any thread; it acts after the epochs under way.
 
     A run that is paused stays in memory, with a checkpoint in its folder. One that is preempted saves a checkpoint and
-    returns, with the status ``"preempted"`` for every member that was not done; ``resume=True`` goes on from there.
+    returns, with the status ``"preempted"`` for every member that was not done; ``resume=True`` continues there.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
 
 EVERY_SECONDS = 5.0  # between two lines of progress, at first
-STEADY_SECONDS = 100.0  # of a run, after which lines of progress become rarer as it goes on
+STEADY_SECONDS = 100.0  # of a run, after which lines of progress become rarer
 MOST_ENDS = 40  # members of a sweep whose ends are a line each; of more, those that went wrong
 BRIEF = ("note", "end", "finish", "interrupted", *STEERED)
 NOTEBOOK_SECONDS = 0.5

@@ -50,9 +50,8 @@ class Driver:
     ``device`` and ``compiled``: of the group's step. ``board`` has all members that have begun, of every group: a
     pruning policy compares them, with the ``rivals``, members of the same sweep in other processes. ``callbacks``: of
     members, by name; ``make_model`` makes the model of a member that a callback reads, ``gradient_norm`` reads that of
-    its last step. ``period`` fixes the number of
-    epochs between two decisions, which otherwise follows the speed of the group so that one comes every
-    ``POLL_SECONDS``; only the number of events depends on it.
+    its last step. ``period`` fixes the number of epochs between two decisions, which otherwise follows the speed of the
+    group so that one comes every ``POLL_SECONDS``; only the number of events depends on it.
     """
 
     members: list[Member]
@@ -92,22 +91,22 @@ class Driver:
         if trained:
             self._call_back(rates, logged)
         drop = self._leaving()
-        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates, "logged": logged}
+        decided: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates, "logged": logged}
         was_paused, self._paused = self._paused, False
         if not self._running():
             # The state of a lone member that diverged is no longer a number: not worth resuming.
             worth_saving = [member.status for member in self.members] != ["diverged"]
-            return Decision(self._epoch, **about, save=worth_saving, finish=True)
+            return Decision(self._epoch, **decided, save=worth_saving, finish=True)
         if requests.interrupt or requests.preempt:
             reason = "interrupted" if requests.interrupt else "preempted"
-            return Decision(self._epoch, **about, save=True, finish=True, reason=reason)
+            return Decision(self._epoch, **decided, save=True, finish=True, reason=reason)
         save = trained > 0 and self._unsaved_seconds >= self.options.checkpoint_every
         if requests.pause:
             self._paused, save = True, not was_paused or bool(self._stops)
         if save:
             self._unsaved_seconds = 0.0
         if self._paused:
-            return Decision(self._epoch, **about, save=save, pause=True)
+            return Decision(self._epoch, **decided, save=save, pause=True)
         # Epochs to the next decision: never past one at which a policy is called or members may leave.
         ends, policy = [self._period], self._policy
         if policy is not None:
@@ -117,7 +116,7 @@ class Driver:
             ends += [epoch - self._epoch for epoch in later if epoch is not None]
         if self.device == "cpu" and sum(member.present for member in self.members) - len(drop) > 1:
             ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
-        return Decision(self._epoch, **about, save=save, advance=min(ends))
+        return Decision(self._epoch, **decided, save=save, advance=min(ends))
 
     def _learn(self, progress: Progress) -> int:
         """Learn how long epochs take; returns the epochs trained since the last time."""
@@ -152,10 +151,10 @@ class Driver:
         comparable = [member for member in self.board.values() if member.peers == peers]
         scores = {member.name: member.scores(self._epoch) for member in comparable}
         if self.rivals is not None:
-            others = self.rivals.at(self._epoch, self.board.values(), peers)
-            if others is None:
+            rivals = self.rivals.at(self._epoch, self.board.values(), peers)
+            if rivals is None:
                 return
-            scores |= others
+            scores |= rivals
         answer = policy(self._epoch, scores, list(running))
         if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
             raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")

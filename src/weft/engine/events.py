@@ -41,7 +41,8 @@ class EventSource:
         """Emit an event about the task, or about the sweep as a whole."""
 
     def event_of(self, member: str, kind: str, **data: Any) -> None:
-        """Emit an event about one member."""
+        """Emit an event about one member, which may be all there are."""
+        self.event(kind, **data)
 
     def note(self, message: str) -> None:
         """Something worth reading."""
@@ -114,9 +115,6 @@ class TaskEvents(EventSource):
     def event(self, kind: str, **data: Any) -> None:
         self._emit(Event(kind, self._label, data, group=self._key))
 
-    def event_of(self, member: str, kind: str, **data: Any) -> None:
-        self.event(kind, **data)
-
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         self._key = key
         data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
@@ -169,10 +167,10 @@ class SweepEvents(EventSource):
             )
         self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = self._names(group)
-        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
-        about |= {"settings": [self._settings(task, shared=False) for task in group.tasks if task.label in names]}
-        about |= {} if names else {"rows": len(group.tasks)}
-        self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
+        facts = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
+        facts |= {"settings": [self._settings(task, shared=False) for task in group.tasks if task.label in names]}
+        facts |= {} if names else {"rows": len(group.tasks)}
+        self.event("group", **self._group, **facts, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
     def _whole(self) -> dict[str, Any]:
         """What all groups are together."""
@@ -230,7 +228,7 @@ class Broadcast:
     """Stamps events with run, number and worker, and hands them to the journal, the display, loggers and the listener.
 
     The journal comes first: after a crash it is the one that says which numbers were given. An error of a logger or of
-    the user's listener is reported once, and training goes on. ``loggers``: by what messages call them.
+    the user's listener is reported once, and training continues. ``loggers``: by what messages call them.
     """
 
     def __init__(

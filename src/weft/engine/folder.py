@@ -4,7 +4,7 @@ events.jsonl              the journal, one Event a line
 checkpoint.safetensors    the state to resume from
 result.json               settings, environment, metrics, history
 model.safetensors         the best weights
-kept.safetensors          what a user's module keeps in Python beside them, if it does
+kept.safetensors          what a user's module keeps in Python besides them, if it does
 report.html               the same for the eye
 
 Of a sweep: sweep.json (settings, members, groups), groups/KEY/checkpoint.safetensors, tasks/NAME/{result.json,
@@ -86,9 +86,8 @@ class FolderLock:
 
 # ---- Extend a run that is in a folder by seeds, settings or epochs, without repeating what is there.
 #
-# The members of the former run must be among those of the new one; they keep their weights and histories, and train
-# on if
-# they are to have more epochs. What a member ends with is what it would have had in one run, to the rounding of
+# The members of the former run must be among those of the new one; they keep their weights and histories, and train on
+# if they are to have more epochs. What a member ends with is what it would have had in one run, to the rounding of
 # stacks.
 
 MAY_DIFFER = ("name", "epochs")
@@ -97,37 +96,37 @@ MAY_DIFFER = ("name", "epochs")
 def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], file: Path) -> list[Task]:
     """For every task of the former run the one of ``tasks`` that has its settings, maybe with more epochs."""
     described = [(task, task.to_dict()) for task in tasks]
-    found = []
-    for one in saved:
+    members = []
+    for entry in saved:
         for task, now in described:
             keys = [key for key in now if key not in MAY_DIFFER]
-            if all(one.get(key) == now[key] or (key not in one and not now[key]) for key in keys):
-                found.append(task)
+            if all(entry.get(key) == now[key] or (key not in entry and not now[key]) for key in keys):
+                members.append(task)
                 break
         else:
             raise SpecError(
-                f"{file}: {one.get('name') or one['model']!r} is not in this sweep; extending keeps what is there, so "
-                f"give all settings, the former ones too, or choose another {option('out')}"
+                f"{file}: {entry.get('name') or entry['model']!r} is not in this sweep; extending keeps what is there, "
+                f"so give all settings, the former ones too, or choose another {option('out')}"
             )
-    return found
+    return members
 
 
 def lengthened(checkpoint: Checkpoint, tasks: Sequence[Task], place: Path) -> Checkpoint:
     """The checkpoint of a group whose ``tasks`` have as many epochs as before, or more."""
     saved = checkpoint.about.get("tasks", [])
-    if len(saved) != len(tasks) or all(one["epochs"] == task.epochs for one, task in zip(saved, tasks, strict=True)):
+    if len(saved) != len(tasks) or [entry["epochs"] for entry in saved] == [task.epochs for task in tasks]:
         return checkpoint
     tensors, members = dict(checkpoint.tensors), [dict(member) for member in checkpoint.about["members"]]
     length = max(task.epochs for task in tasks)
-    for index, (one, task) in enumerate(zip(saved, tasks, strict=True)):
+    for index, (entry, task) in enumerate(zip(saved, tasks, strict=True)):
         history = tensors[f"{index}.history"]
         more = history.new_full((max(length - history.shape[0], 0), history.shape[1]), torch.nan)
         tensors[f"{index}.history"] = torch.cat([history, more])
-        if task.epochs != one["epochs"] and members[index]["status"] in (RUNNING, "finished"):
-            _check_more_epochs(task, one["epochs"], int(checkpoint.about["epoch"]), members[index]["status"], place)
+        if task.epochs != entry["epochs"] and members[index]["status"] in (RUNNING, "finished"):
+            _check_more_epochs(task, entry["epochs"], int(checkpoint.about["epoch"]), members[index]["status"], place)
             members[index]["status"] = RUNNING
             tensors[f"{index}.end"] = torch.full_like(tensors[f"{index}.end"], task.epochs)
-    described = [{**one, "epochs": task.epochs} for one, task in zip(saved, tasks, strict=True)]
+    described = [{**entry, "epochs": task.epochs} for entry, task in zip(saved, tasks, strict=True)]
     about = {**checkpoint.about, "tasks": described, "members": members, "finished": False}
     return replace(checkpoint, tensors=tensors, about=about)
 
@@ -176,7 +175,7 @@ class RunFolder:
         self._renamed: dict[str, str] = {}  # members of a run that is extended, to the names that they have now
         self._lock = FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
-        there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
         if not there.is_dir():
             raise SpecError(f"{option('out', path)}: cannot be made a folder ({there} is a file); choose another one")
         if not os.access(there, os.W_OK | os.X_OK):
@@ -245,22 +244,24 @@ class RunFolder:
     def last_stamp(self) -> tuple[str, int]:
         """The id of the run in this folder and the number of its last event; ``""`` and 0 if there is none."""
         with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-            lines = (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
-            last = json.loads(lines[-1])
+            last = json.loads(self._journal_lines()[-1])
             return str(last["run"]), int(last["seq"])
         return "", 0
+
+    def _journal_lines(self) -> list[bytes]:
+        return (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
 
     def former_events(self) -> list[Event]:
         """What the journal has of the run in this folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return [Event.from_dict(json.loads(line)) for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]]
+            return [Event.from_dict(json.loads(line)) for line in self._journal_lines()]
         return []
 
     def sent(self) -> dict[tuple[str, str], int]:
         """The last epoch of every member that the journal has, by kind of event and the names that members have now."""
         sent: dict[tuple[str, str], int] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]:
+            for line in self._journal_lines():
                 if not line.startswith((b'{"event": "rows"', b'{"event": "log"')):
                     continue
                 event = json.loads(line)
@@ -287,16 +288,16 @@ class RunFolder:
 
     def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:
         """The checkpoint to resume the group ``key`` from; refuses one of other tasks."""
-        place = self.place(key)
-        checkpoint = read_checkpoint(place)
+        folder = self.place(key)
+        checkpoint = read_checkpoint(folder)
         if checkpoint is not None and self._extends:
-            checkpoint = lengthened(checkpoint, tasks, place / FILE)
+            checkpoint = lengthened(checkpoint, tasks, folder / FILE)
         if checkpoint is not None:
-            saved, file = checkpoint.about.get("tasks", []), place / FILE
+            saved, file = checkpoint.about.get("tasks", []), folder / FILE
             if len(saved) != len(tasks):
                 raise SpecError(f"{file}: holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}")
-            for one, task in zip(saved, tasks, strict=True):
-                check_same_task(one, task.to_dict(), file)
+            for entry, task in zip(saved, tasks, strict=True):
+                check_same_task(entry, task.to_dict(), file)
         return checkpoint
 
     def has_checkpoint(self, key: str) -> bool:
@@ -389,13 +390,13 @@ class SweepFolder(RunFolder):
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             check_format(data, file)
-            saved, groups = data["tasks"], [(one["key"], Plan.from_dict(one["plan"])) for one in data["groups"]]
+            saved, groups = data["tasks"], [(entry["key"], Plan.from_dict(entry["plan"])) for entry in data["groups"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
         tasks = self._sweep.tasks()
         if self._extends:
             # Members of the former run go by the names that they have now.
-            before = [one.get("name") or one["model"] for one in saved]
+            before = [entry.get("name") or entry["model"] for entry in saved]
             labels = (task.label for task in former_members(saved, tasks, file))
             now, names = dict(zip(before, labels, strict=True)), set(self._names.values())
             self._renamed = now
@@ -406,8 +407,8 @@ class SweepFolder(RunFolder):
                 f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
                 f"resume with the same settings, or choose another {option('out')} to start afresh"
             )
-        for one, task in zip(saved, tasks, strict=True):
-            check_same_task(one, task.to_dict(), file)
+        for entry, task in zip(saved, tasks, strict=True):
+            check_same_task(entry, task.to_dict(), file)
         return groups
 
     def open(self, afresh: bool) -> None:

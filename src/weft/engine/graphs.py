@@ -226,7 +226,7 @@ def state_of(name: str) -> Hashable:
         path = Path(name)
         if path.is_dir():
             files = [path, *sorted(path.iterdir())]
-        else:  # edges.csv is read with the nodes.csv beside it
+        else:  # edges.csv is read with the nodes.csv of its folder
             files = [path, *(sorted(path.parent.glob("nodes.*")) if path.name.startswith("edges.") else ())]
         return (name, *((file.name, (status := os.stat(file)).st_mtime_ns, status.st_size) for file in files))
     except OSError:

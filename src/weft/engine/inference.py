@@ -5,6 +5,7 @@ Shapes: N nodes of the graph, R requested nodes, C classes.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
 from weft.engine.memory import memory_cap
 from weft.engine.process_state import Needs, process_state
-from weft.engine.result import FORMAT, nodes_of, weights_of
+from weft.engine.result import FORMAT, RESULT, check_unchanged, model_code, nodes_of, weights_of, with_own_split
 from weft.graph.graph import Graph
 from weft.runtime.checkpoint import save_atomically
 from weft.runtime.device.process import same_draws
@@ -94,6 +95,7 @@ def loaded(
             on_host = layerwise and there.type != "cpu"
             graphs = Graphs(HOST if on_host else there, on_host=budget is not None, store=None if on_host else store)
             graph = graphs.on_device(task)
+            _check_as_trained(task, Path(weights).with_name(RESULT), graphs.true_stats(task))
             model = model_with(task, tensors, graph).to(there)
             room = WHOLE_BYTES if budget is None else budget
             yield Predictor(model, task, graph, there, layerwise, room=room, keep=keep)
@@ -113,7 +115,7 @@ def predict(
     ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are ignored.
     """
     with loaded(task, weights, device, budget, layerwise) as predictor:
-        begin, graph = time.perf_counter(), predictor.graph
+        begin, graph = time.perf_counter(), with_own_split(task, predictor.graph)
         rows = nodes_of(None if isinstance(nodes, str) and nodes == "all" else nodes, graph)
         logits = predictor(rows)
         seconds = time.perf_counter() - begin
@@ -125,7 +127,7 @@ def predict(
     return Predictions(task, rows, logits, metrics, environment(predictor.device))
 
 
-def answer(predictor: Predictor, nodes: Sequence[int], fanout: Any = None, seed: int = 0) -> dict[str, Any]:
+def answer(predictor: Predictor, nodes: Sequence[int], fanout: Any = None, seed: int | None = None) -> dict[str, Any]:
     """What the model says of ``nodes``, as plain data: logits, and if it tells classes these and probabilities."""
     graph, task = predictor.graph, predictor.task
     logits = predictor(nodes_of(nodes, graph), fanout=fanout, seed=seed)
@@ -145,6 +147,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise SpecError(f"weights {Path(path).name}: cannot be read ({error})") from None
+
+
+def _check_as_trained(task: Task, result: Path, now: GraphStats) -> None:
+    """A :class:`SpecError` if graph or code of ``task`` was another when the training wrote ``result`` (a file)."""
+    try:
+        trained = json.loads(result.read_text(encoding="utf-8"))
+        graph, model = trained["task"]["graph"], trained["task"]["model"]
+        before = None if "graph" not in trained else GraphStats.from_dict(trained["graph"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return  # weights by themselves
+    if graph == task.graph:
+        check_unchanged(task, before, now, "give it another name or path and infer for that")
+    code = trained.get("model_code")
+    if model == task.model and code is not None and model_code(task) not in (None, code):
+        raise SpecError(f"task {task.label!r}: {model} has changed since it was trained; bring it back or train again")
 
 
 def model_with(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> nn.Module:

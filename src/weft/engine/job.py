@@ -381,8 +381,8 @@ class Job:
         session.train()
         if session.left == "interrupted":
             self._report(force=True)
-            place = None if session.checkpoint is None else session.checkpoint.parent
-            raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
+            folder = None if session.checkpoint is None else session.checkpoint.parent
+            raise Interrupted(session.group.epoch, folder, self._control.signal or signal.SIGINT)
         trained = self._results(group, session.members, self._record(key, session, divided))
         self._ended |= {result.name: result for result in trained}
         self._keep(trained)
@@ -491,8 +491,8 @@ class Job:
                 task = self._tasks[half.members[0]]
                 why = plan_as_one_group([task], self._graphs.stats(task), half.device).why
             halves.append((f"{key}{letter}", replace(half, why=(reason, *why))))
-        place = self.groups.index((key, plan))
-        self.groups[place : place + 1] = halves
+        position = self.groups.index((key, plan))
+        self.groups[position : position + 1] = halves
         if self._begun:
             self._events.note(f"{error}; trying them in two halves")
             if self._folder is not None:

@@ -107,8 +107,7 @@ class LiveTable:
         with self._lock:
             if not self._members:
                 return Text(self._preparing, style="dim")
-            # The best members of every graph, as many as there are rows; those of no known graph are with the
-            # first.
+            # The best members of every graph, as many as there are rows; those of no known graph are with the first.
             by_graph: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
             for name, member in self._members.items():
                 graph = member.get("graph")
@@ -119,7 +118,14 @@ class LiveTable:
             room = self._console.height - 6 if self._console.is_terminal else MOST_ROWS
             rows = max(3, min(MOST_ROWS, room, len(self._members)))
             shown = [members[: max(1, rows // len(ranked))] for members in ranked]
-            return Group(self._table(shown), *self._rest(shown), self._bar())
+            names = {name for rows in shown for name, _ in rows}
+            hidden = [member for name, member in self._members.items() if name not in names]
+            waiting = max(self._count - len(self._members), 0)
+            counts = Counter(member.get("status", "running") for member in hidden)
+            words = [f"{count} {status}" for status, count in counts.most_common()]
+            words += [f"{waiting} waiting"] if waiting else []
+            more = f"   … and {len(hidden) + waiting} more: {', '.join(words)}"
+            return Group(self._table(shown), *([Text(more, style="dim")] if words else []), self._bar())
 
     def _best(self, member: dict[str, Any]) -> float:
         column = f"val_{member.get('metric', self._metric)}"
@@ -158,16 +164,6 @@ class LiveTable:
             str(member.get("best_epoch", "")),
             f"[{COLOURS.get(status, 'red')}]{status}[/]",
         ]
-
-    def _rest(self, shown: list[list[tuple[str, dict[str, Any]]]]) -> list[Text]:
-        names = {name for rows in shown for name, _ in rows}
-        hidden = [member for name, member in self._members.items() if name not in names]
-        waiting = max(self._count - len(self._members), 0)
-        counts = Counter(member.get("status", "running") for member in hidden)
-        words = [f"{count} {status}" for status, count in counts.most_common()]
-        words += [f"{waiting} waiting"] if waiting else []
-        more = f"   … and {len(hidden) + waiting} more: {', '.join(words)}"
-        return [Text(more, style="dim")] if words else []
 
     def _bar(self) -> Table:
         done, total = self._whole.get("done", 0), max(self._whole.get("total", 1), 1)

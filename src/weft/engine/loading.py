@@ -47,18 +47,18 @@ def read(
     A plan is what ``weft plan --out FILE.json`` wrote, for :func:`weft.run`. ``overrides`` change settings of a spec:
     ``["train.lr=0.02"]``.
     """
-    place, changes = Path(path), tuple(overrides)
-    if place.name == RESULT or (place.suffix not in (".json", ".toml") and not os.path.isfile(place)):
+    source, changes = Path(path), tuple(overrides)
+    if source.name == RESULT or (source.suffix not in (".json", ".toml") and not os.path.isfile(source)):
         kind, unread = "result", {"overrides": changes or None}
     else:
-        kind, unread = "plan" if place.suffix == ".json" else "spec", {"model": model, "graph": graph}
+        kind, unread = "plan" if source.suffix == ".json" else "spec", {"model": model, "graph": graph}
         unread |= {"overrides": changes or None} if kind == "plan" else {}
     for name, value in unread.items():
         if value is not None:
-            raise SpecError(f"weft.read({str(place)!r}): {name}= has no effect on a {kind}; leave it out")
+            raise SpecError(f"weft.read({str(source)!r}): {name}= has no effect on a {kind}; leave it out")
     if kind == "result":
-        return read_result(place.parent if place.name == RESULT else place, model, graph)
-    return read_spec(place, changes) if kind == "spec" else read_plan(place)
+        return read_result(source.parent if source.name == RESULT else source, model, graph)
+    return read_spec(source, changes) if kind == "spec" else read_plan(source)
 
 
 def read_plan(path: Path) -> PlanReport:

@@ -1,8 +1,7 @@
 """Find the machine of a plan or a run, with its probe and calibration.
 
 A plan is for a name, a file, or the machine at hand, found without starting CUDA; a run is for the device it trains on.
-The machine at hand has one name, whether it was probed or not; under it are kept its probe and
-what runs taught of it.
+The machine at hand has one name, whether it was probed or not; under it are kept its probe and what runs taught of it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from weft.core.machine import Host, Machine
 from weft.core.version import __version__
 from weft.engine.home import CALIBRATION, PROBE, machine_folder, machine_name
 from weft.planner.cost.calibration import Calibration
-from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
+from weft.planner.machine_profiles import PROFILES, DataSheet, assumed_host, closest_profile, profile
 
 # ---- The host as the system reports it: cores, memory and cache.
 
@@ -144,7 +143,7 @@ def machine_with(device: torch.device) -> Machine:
     width, clock = getattr(properties, "memory_bus_width", 384), getattr(properties, "memory_clock_rate", 8e6)
     fp32 = properties.multi_processor_count * ghz * 1e9 * 2 * FP32_LANES
     tensor_cores = properties.major >= 8
-    return data_sheet(
+    sheet = DataSheet(
         name,
         memory=properties.total_memory,
         bandwidth=2 * clock * 1e3 * width / 8,
@@ -154,8 +153,8 @@ def machine_with(device: torch.device) -> Machine:
         flops=(fp32, 2 * fp32 if tensor_cores else fp32, 4 * fp32 if tensor_cores else fp32),
         pcie=13e9,
         source="as the device reports; `weft probe` measures it",
-        host=_this_host(),
     )
+    return sheet.machine(_this_host())
 
 
 def _probed(name: str) -> Machine | None:

@@ -17,14 +17,7 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
-from weft.engine.choosing import (
-    decided_groups,
-    in_mode,
-    ways_to_train,
-    with_modes,
-    with_placements,
-    with_reason,
-)
+from weft.engine.choosing import decided_groups, in_mode, ways_to_train, with_modes, with_placements, with_reason
 from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimator
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
@@ -32,6 +25,7 @@ from weft.engine.machine import Given, find_machine, load_calibration
 from weft.engine.tuned_plan import TrialBounds, check_tuner, most_epochs, tuned_group
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import (
+    OverRanks,
     ShardingEstimate,
     estimate_sampled_sharding,
     estimate_sharding,
@@ -76,20 +70,24 @@ def plan(
         raise SpecError(f"options={options!r} must be a weft.RunOptions(...)")
     options = options.with_keywords(budget=budget, placement=placement)
     options.refuse_unread("plan", "would have no effect on a plan; give it to weft.run")
-    label = work.label if isinstance(work, (Task, Sweep)) else ""
-    if options.tuner is not None:
-        return _tuned(work, machine, label, options)
-    work = with_all_splits(as_work(work, "weft.plan"))
-    tasks = [work] if isinstance(work, Task) else work.tasks()
-    name, limit = label or f"{len(tasks)} tasks", options.budget
+    label, limit = work.label if isinstance(work, (Task, Sweep)) else "", options.budget
+    kinds = [] if options.tuner is None else check_tuner(options, work)
+    work = work if kinds else with_all_splits(as_work(work, "weft.plan"))
+    tasks = one_of_each(kinds) if kinds else [work] if isinstance(work, Task) else work.tasks()
     check_tasks(tasks)
-    options.check_tasks(tasks)
-    options.check_joins(tasks)
+    if not kinds:
+        options.check_tasks(tasks)
+        options.check_joins(tasks)
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
+    if kinds:  # the rows of a tuned sweep, and the most that all trials take
+        tasks, rows, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
+        report = report_on(tasks, label, estimator, room, options, [(rows, estimate)])
+        (group,) = report.groups
+        return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
     moded, estimator = with_modes(tasks, estimator, room, options)
-    report = report_on(moded, name, estimator, room, options)
+    report = report_on(moded, label or f"{len(tasks)} tasks", estimator, room, options)
     if machine is None and there.device == "cuda":
         report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     by_name, groups = {task.label: task for task in tasks}, []
@@ -99,19 +97,6 @@ def plan(
         planned = with_reason(group.plan, by_name, report.budget)
         groups.append(replace(group, plan=replace(planned, tasks=members, graph=graph, budget=limit)))
     return replace(report, groups=tuple(groups), work=work)
-
-
-def _tuned(work: object, machine: Given, label: str, options: RunOptions) -> PlanReport:
-    """The plan of a tuned sweep: its rows, and the most that all trials take."""
-    kinds = check_tuner(options, work)
-    check_tasks(one_of_each(kinds))
-    there = find_machine(machine)
-    room = there.memory_bytes if options.budget is None else options.budget
-    estimator = Estimator(there, load_calibration(there))
-    tasks, plan, estimate = tuned_group(TrialBounds(kinds, estimator, room), options)
-    report = report_on(tasks, label, estimator, room, options, [(plan, estimate)])
-    (group,) = report.groups
-    return replace(report, groups=(replace(group, epochs=most_epochs(tasks, options)),))
 
 
 def report_on(
@@ -292,26 +277,22 @@ def shard_groups(
     estimates = []
     for index, group in enumerate(report.groups):
         tasks: tuple[Task, ...] = group.plan.tasks
-        counted = {
-            "parameters": sum(parameters[task.label] for task in tasks),
-            "fixed_bytes": report.machine.context_bytes + report.machine.workspace_bytes,
-        }
+        fixed_bytes = report.machine.context_bytes + report.machine.workspace_bytes  # CUDA and libraries
+        over = OverRanks(ranks, link, sum(parameters[task.label] for task in tasks), fixed_bytes)
         if group.plan.mode == "sampled":
             tasks = tuple(in_mode(task, "sampled", group.plan.batch) for task in tasks)
             parts = [task_part(task, ranks) for task in tasks]
             of_rank = replace(group.plan, compiled=False, placement=None, division=None, tasks=())
             part, stats = estimator.together(parts, of_rank).cost, estimator.stats(tasks[0])
-            counted["row_bytes"] = row_bytes(tasks[0], stats)
-            estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, ranks, link, **counted))
+            row = row_bytes(tasks[0], stats)
+            estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, over, row))
             continue
         effect = None if effects is None else effects[index]
         estimate = estimate_sharding(
             tasks,
             group.cost,
             estimator.stats(tasks[0]),
-            ranks,
-            link,
-            **counted,
+            over,
             first_once=group.plan.first_layer == "once",
             halo=None if effect is None else effect.halo_nodes,
             remote_edges=None if effect is None else effect.remote_edges,
@@ -406,13 +387,13 @@ def _taken(group: GroupEstimate, tasks: Sequence[Task], ways: Sequence[Way], est
 
 def explanation(report: PlanReport) -> str:
     """The ways of every group as text, the one that was planned marked."""
-    return "\n".join(line for name, one in explained(report).items() for line in one.lines(name, report.budget))
+    return "\n".join(line for name, group in explained(report).items() for line in group.lines(name, report.budget))
 
 
 def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches are divided; a SpecError if there is none."""
-    found = {name: group.taken.simulation for name, group in explained(report, divided=True).items()}
-    simulations = {f"{name}: {each.division.words()}": each for name, each in found.items() if each is not None}
+    simulated = {name: group.taken.simulation for name, group in explained(report, divided=True).items()}
+    simulations = {f"{name}: {each.division.words()}": each for name, each in simulated.items() if each is not None}
     if not simulations:
         raise SpecError(
             "--simulate: no group has batches that a host and a GPU prepare together; that needs mode='sampled', a "

@@ -109,11 +109,24 @@ def _probe_gpu(device: torch.device) -> tuple[Device, list[Link]]:
 
 def _rates(device: torch.device, sizes: Sizes) -> dict[str, Any]:
     """The rates that a host and a GPU have in common."""
+    tall, wide = sizes.matmul
+    flops = 2.0 * tall * wide * wide
+    rates = {}
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, dtype in (("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+            a, b = (torch.ones(rows, wide, device=device, dtype=dtype) for rows in (tall, wide))
+            out = torch.empty(tall, wide, device=device, dtype=dtype)
+            product = partial(torch.mm, a, b, out=out)
+            rates[precision] = flops / device_seconds(product, device, sizes.seconds)
+    finally:
+        torch.set_float32_matmul_precision(before)
     return {
         "copy_bandwidth": copy_bandwidth(device, sizes),
         "gather": gather_rates(device, sizes.table, sizes.seconds),
         "l2_gather": gather_rates(device, sizes.cached, sizes.seconds),
-        "flops": _matmul_rates(device, sizes),
+        "flops": rates,
         "op_seconds": op_seconds(device),
         "custom_op_seconds": op_seconds(device, custom=True),
     }
@@ -199,24 +212,6 @@ def _regular_graph(rows: int, cols: int, device: torch.device) -> Adjacency:
     indices = torch.randint(0, cols, (rows, DEGREE), generator=random, device=device, dtype=torch.int32)
     indptr = torch.arange(0, rows * DEGREE + 1, DEGREE, dtype=torch.int32, device=device)
     return Adjacency(indptr, indices.sort(1).values.flatten(), cols)
-
-
-def _matmul_rates(device: torch.device, sizes: Sizes) -> dict[str, float]:
-    """Floating-point operations a second of a tall product, by precision."""
-    tall, wide = sizes.matmul
-    flops = 2.0 * tall * wide * wide
-    rates = {}
-    before = torch.get_float32_matmul_precision()
-    try:
-        for precision, dtype in (("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
-            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-            a, b = (torch.ones(rows, wide, device=device, dtype=dtype) for rows in (tall, wide))
-            out = torch.empty(tall, wide, device=device, dtype=dtype)
-            product = partial(torch.mm, a, b, out=out)
-            rates[precision] = flops / device_seconds(product, device, sizes.seconds)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return rates
 
 
 def _one_thread_share(sizes: Sizes) -> float:

@@ -57,21 +57,6 @@ class Needs:
         return ""
 
 
-def _as_it_is(device: torch.device) -> Callable[[], None]:
-    """A function that makes the state of the process what it is now."""
-    precision, collecting = torch.get_float32_matmul_precision(), collects()
-    generators, fraction = generator_states(device), memory_fraction(device)
-
-    def restore() -> None:
-        torch.set_float32_matmul_precision(precision)
-        let_collect(collecting)
-        restore_generators(generators, device)
-        if memory_fraction(device) != fraction:
-            set_memory_fraction(fraction, device)
-
-    return restore
-
-
 _LOCK = threading.Lock()
 # The process has one of everything above, so it has one list of who uses it: threads, and what their runs need.
 _UNDER_WAY: list[tuple[int, Needs]] = []
@@ -90,7 +75,16 @@ def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
                     f"another run is under way in this process, and one of the two has {reason}; "
                     "wait for it, or start a process for each"
                 )
-        restore = _as_it_is(device)
+        precision, collecting = torch.get_float32_matmul_precision(), collects()
+        generators, fraction = generator_states(device), memory_fraction(device)
+
+        def restore() -> None:
+            torch.set_float32_matmul_precision(precision)
+            let_collect(collecting)
+            restore_generators(generators, device)
+            if memory_fraction(device) != fraction:
+                set_memory_fraction(fraction, device)
+
         if not _UNDER_WAY:
             _OUTSIDE[:] = [restore]
         _UNDER_WAY.append((here, needs))
@@ -120,7 +114,7 @@ def start_device(device: torch.device) -> None:
     """What the first run of a process on ``device`` begins with; nothing on a CPU, or where a run was before."""
     if device.type == "cuda" and "triton" not in sys.modules and have_triton():
         start_in_background(partial(torch.cuda.synchronize, device), "start of the device")
-        with gc_paused(), suppress(ImportError):  # whoever needs it says what is missing
+        with gc_paused(), suppress(ImportError):  # what needs it says what is missing
             import_module("triton")
 
 

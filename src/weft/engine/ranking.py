@@ -300,8 +300,8 @@ def pruned_words(result: SweepResult) -> str:
     pruned, words, labels = result.statuses.get("pruned", 0), [], labels_of(result)
     for key in chosen_settings(result):
         values = [(labels.word(key, setting_of(member.task, key)), member.status) for member in result.tasks]
-        kept = {word for word, status in values if status != "pruned"}
-        words += [f"{key}={word}" for word in dict.fromkeys(word for word, _ in values) if word not in kept]
+        unpruned = {word for word, status in values if status != "pruned"}
+        words += [f"{key}={word}" for word in dict.fromkeys(word for word, _ in values) if word not in unpruned]
     if pruned in (0, len(result)):
         return f"all {pruned} trainings were pruned: these are scores of early epochs" if pruned else ""
     every = f": all with {', '.join(words[:MOST_VALUES])}" if words else ""

@@ -22,6 +22,7 @@ from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.core.wording import option
 from weft.engine.errors import clear_errors
 from weft.engine.graphs import HOST, find_graph
 from weft.engine.machine import choose_device
@@ -40,9 +41,13 @@ OBJECT = "<"  # how the description of a graph or model begins that was given as
 
 def graph_for(result: Result, graph: Any) -> Graph:
     """The graph to predict on, with the split that the task was trained on, if it has several."""
-    number = result.task.split
     found = own_graph(result) if graph is None else as_graph(graph) or catalog.load(graph)
-    return found.split(number) if isinstance(number, int) and number < found.num_splits else found
+    return with_own_split(result.task, found)
+
+
+def with_own_split(task: Task, graph: Graph) -> Graph:
+    """``graph`` with the split that ``task`` trains on, if it has several."""
+    return graph.split(task.split) if isinstance(task.split, int) and task.split < graph.num_splits else graph
 
 
 def own_graph(result: Result) -> Graph:
@@ -56,13 +61,17 @@ def own_graph(result: Result) -> Graph:
             f"task {task.label!r}: was trained on a graph that was given as an object, {task.graph}; give graph="
         )
     graph = find_graph(task, HOST)
-    before, now = result.trained_on, graph.stats().fingerprint()
-    if before is not None and before.fingerprint().digest != now.digest:
-        raise SpecError(
-            f"task {task.label!r}: graph {task.graph!r} had {before.fingerprint().sizes} when it was trained on, and "
-            f"has {now.sizes} now, or other degrees or splits; give it as graph= if that is meant"
-        )
+    check_unchanged(task, result.trained_on, graph.stats(), "give it as graph= if that is meant")
     return graph
+
+
+def check_unchanged(task: Task, trained_on: GraphStats | None, now: GraphStats, advice: str) -> None:
+    """A :class:`SpecError` if the graph that ``task`` names was another when it was trained on."""
+    if trained_on is not None and trained_on.fingerprint().digest != now.fingerprint().digest:
+        raise SpecError(
+            f"task {task.label!r}: graph {task.graph!r} had {trained_on.fingerprint().sizes} when it was trained on, "
+            f"and has {now.fingerprint().sizes} now, or other degrees or splits; {advice}"
+        )
 
 
 def _check_fits(result: Result, model: nn.Module, graph: Graph) -> None:
@@ -95,7 +104,10 @@ def _check_fits(result: Result, model: nn.Module, graph: Graph) -> None:
 
 
 def nodes_of(nodes: Any, graph: Graph) -> Tensor:
-    """Node ids ``[M]`` in the order of ``nodes``: ids, a mask ``[N]``, the name of a split, or None for all nodes."""
+    """Node ids ``[M]`` in the order of ``nodes``: ids, a mask ``[N]``, the name of a split, or None for all nodes.
+
+    Ids are numbers; of a graph that has them (``graph.ids``) also a list of the user's own.
+    """
     if nodes is None:
         return torch.arange(graph.num_nodes)
     if isinstance(nodes, str):
@@ -103,6 +115,12 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
             raise SpecError(f"nodes={nodes!r}: must be node ids, a mask, or one of {', '.join(SPLITS)}")
         split: Tensor = getattr(graph, nodes)
         return split.cpu()
+    if graph.ids is not None and isinstance(nodes, list) and nodes and all(isinstance(name, str) for name in nodes):
+        rows = {name: row for row, name in enumerate(graph.ids.tolist())}
+        unknown = next((name for name in nodes if name not in rows), None)
+        if unknown is not None:
+            raise GraphError(f"nodes: there is no {unknown!r} among the ids of graph {graph.name!r}")
+        return torch.tensor([rows[name] for name in nodes])
     vector = as_vector(nodes, "nodes").cpu()
     if vector.dtype == torch.bool:
         if vector.numel() != graph.num_nodes:
@@ -136,15 +154,14 @@ class Result:
     """A trained task.
 
     ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
-    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
-    and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
-    ``model``: the module with its best weights, in evaluation mode, None if training could not begin.
-    It takes a graph's own features, ``model(graph.x, graph.adj)``, and treats them as the training did.
-    ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
-    the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
-    digest of the file that the model was imported from. ``kept``: plain data of the module besides its weights.
-    ``logged``: what callbacks logged, by name: pairs of the epoch (from 1) and the number. ``top``: of a task with
-    ``keep_top`` its best epochs, the best first.
+    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds`` and
+    ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured. ``model``: the
+    module with its best weights, in evaluation mode, None if training could not begin. It takes a graph's own features,
+    ``model(graph.x, graph.adj)``, and treats them as the training did. ``status``: one of :data:`STATUSES`.
+    ``message``: what went wrong, where something did. ``trained_on``: a summary of the graph. ``dense_features``:
+    whether sparse features were made dense for the model. ``model_code``: a digest of the file that the model was
+    imported from. ``kept``: plain data of the module besides its weights. ``logged``: what callbacks logged, by name:
+    pairs of the epoch (from 1) and the number. ``top``: of a task with ``keep_top`` its best epochs, the best first.
     """
 
     task: Task
@@ -187,7 +204,7 @@ class Result:
         device: Device = None,
         layerwise: bool | None = None,
         fanout: Any = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> Tensor:
         """Class numbers ``[M]`` of ``nodes``, or 0/1 ``[M, C]`` where a node may have several labels, on the CPU.
 
@@ -197,7 +214,7 @@ class Result:
 
         With Weft's own models predictions of some nodes compute their neighbourhoods only, unless the whole graph costs
         less. ``layerwise``: the graph layer by layer in chunks of nodes, in bounded memory, or all at once (None:
-        whichever costs less). ``fanout``: from sampled neighbours, so many per hop, drawn by ``seed``.
+        whichever costs less). ``fanout``: from sampled neighbours, so many per hop, drawn by ``seed`` (0 unless given).
         """
         options = {"device": device, "layerwise": layerwise, "fanout": fanout, "seed": seed}
         logits, kind = self.predict_logits(graph, nodes, **options), self._objective()
@@ -263,6 +280,8 @@ class Result:
         check_ids(target)
         _check_fits(self, model, target)
         ids = nodes_of(nodes, target)
+        if layerwise is not None and samples.get("fanout") is not None:
+            raise SpecError(f"{option('layerwise', layerwise)} would have no effect with {option('fanout')}; give one")
         tensor = next(model.parameters(), None)
         here = HOST if tensor is None else tensor.device
         there = here if device is None else choose_device(device)
@@ -331,9 +350,9 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     for path, module in model.named_modules(remove_duplicate=False):
         tensors = {**module._parameters, **module._buffers}.items()
         passing = module._non_persistent_buffers_set
-        own = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
-        if not own.keys() <= state.keys() or is_parametrized(module):
-            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | own
+        held = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
+        if not held.keys() <= state.keys() or is_parametrized(module):
+            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | held
     return state
 
 

@@ -71,17 +71,16 @@ def run(
     its groups, stacks, joins, row orders and choices of compiling and replaying. It is refused, before anything is
     trained, on another graph or kind of device, with other weights, or if its groups do not fit.
 
-    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
-    checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
-    refused, unless ``resume=True`` continues from its checkpoints, ``extend=True`` adds members or epochs to it without
-    repeating what is there, or ``overwrite=True`` deletes it.
-    ``progress``: show a live line or table on a terminal or in a notebook, elsewhere notes and the outcome on stderr
-    (``"auto"``), lines of text (``"plain"``), or nothing (False). ``on_event`` is called with every :class:`Event`; an
-    error of it is reported once.
-    ``control``: a :class:`Control` that pauses, resumes, preempts the run or ends members from outside.
-    ``budget``: bytes that it may take on the device (``"24GiB"``; None: what is free there). ``ranks``: how many
-    processes share the graph. ``placement``: where the data of sampled training lies. ``options``: everything else
-    about how it is done, such as pruning and weaving: see :class:`RunOptions`.
+    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for checkpoints,
+    ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is refused,
+    unless ``resume=True`` continues from its checkpoints, ``extend=True`` adds members or epochs to it without
+    repeating what is there, or ``overwrite=True`` deletes it. ``progress``: show a live line or table on a terminal or
+    in a notebook, elsewhere notes and the outcome on stderr (``"auto"``), lines of text (``"plain"``), or nothing
+    (False). ``on_event`` is called with every :class:`Event`; an error of it is reported once. ``control``: a
+    :class:`Control` that pauses, resumes, preempts the run or ends members from outside. ``budget``: bytes that it may
+    take on the device (``"24GiB"``; None: what is free there). ``ranks``: how many processes share the graph.
+    ``placement``: where the data of sampled training lies. ``options``: everything else about how it is done, such as
+    pruning and weaving: see :class:`RunOptions`.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -95,7 +94,18 @@ def run(
     if isinstance(work, PlanReport):
         report = work
         check_runnable(report)
-        limit = _limit_of_plan(report, options)
+        # The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be given again.
+        for name, value in options.for_plan.items():
+            # A plan has the name of a policy of the user's own, not the object.
+            if name != "budget" and not hasattr(value, "choose"):
+                raise SpecError(
+                    f"{name}={value!r}: plan {report.name!r} has decided that already; give it to weft.plan"
+                )
+        other = next((plan.places.sampler for plan in report.plans if plan.places.sampler != "default"), None)
+        if options.ranks > 1 and other is not None:
+            raise SpecError(f"plan {report.name!r} samples with sampler={other!r}, which ranks={options.ranks} do not")
+        limits = [limit for limit in (options.budget, report.plans[0].budget) if limit is not None]
+        limit = min(limits, default=None)
         work = as_work(report.work, "weft.run")
     kinds: list[Task] = []  # of trials
     if options.tuner is not None:
@@ -204,22 +214,9 @@ def _lost_ranks_explained(folder: RunFolder | None) -> Iterator[None]:
     try:
         yield
     except RankLostError as error:
-        kept = folder is not None and folder.opened and any(folder.path.rglob(FILE))
-        how = f"continue from the checkpoint in {folder.path} with {switch('resume')}" if kept and folder else ""
+        continues = folder is not None and folder.opened and any(folder.path.rglob(FILE))
+        how = f"continue from the checkpoint in {folder.path} with {switch('resume')}" if continues and folder else ""
         raise RankLostError(f"{error}; {how or 'there is no checkpoint yet'}", error.rank) from None
-
-
-def _limit_of_plan(report: PlanReport, options: RunOptions) -> int | None:
-    """The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be given again."""
-    for name, value in options.for_plan.items():
-        # A plan has the name of a policy of the user's own, not the object.
-        if name != "budget" and not hasattr(value, "choose"):
-            raise SpecError(f"{name}={value!r}: plan {report.name!r} has decided that already; give it to weft.plan")
-    other = next((plan.places.sampler for plan in report.plans if plan.places.sampler != "default"), None)
-    if options.ranks > 1 and other is not None:
-        raise SpecError(f"plan {report.name!r} samples with sampler={other!r}, which ranks={options.ranks} do not")
-    limits = [limit for limit in (options.budget, report.plans[0].budget) if limit is not None]
-    return min(limits, default=None)
 
 
 def _train(
@@ -231,7 +228,7 @@ def _train(
     def as_a_whole(members: list[Result]) -> Result | SweepResult:
         if isinstance(work, Task):
             return members[0]
-        sweep = work if not isinstance(job, TunedJob) else Sweep.of_trials([one.task for one in members], work.name)
+        sweep = Sweep.of_trials([m.task for m in members], work.name) if isinstance(job, TunedJob) else work
         seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, sweep)
         importance = job.importance if isinstance(job, TunedJob) else {}
         return SweepResult(sweep, members, job.records, members[0].environment, seconds, graphs, importance)

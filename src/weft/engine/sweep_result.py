@@ -236,9 +236,9 @@ def folder_names(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     result = []
     for index, name in enumerate(names):
-        plain = file_name(name)
-        if plain.lower() in taken:  # some file systems ignore case
-            plain = f"{plain}-{index}"
+        stem = plain = file_name(name)
+        while plain.lower() in taken:  # some file systems ignore case
+            plain, index = f"{stem}-{index}", index + 1
         taken.add(plain.lower())
         result.append(plain)
     return result

@@ -57,18 +57,12 @@ def row_offsets(keys: Tensor, num_rows: int, num_cols: int) -> Tensor:
 
 
 def undirected(
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    weight: Tensor | None,
-    relation: Tensor | None,
-    attr: Tensor | None = None,
+    src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, relation: Tensor | None, attr: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Every joined pair once in each direction, self loops once.
 
-    All given edges between the same two nodes (and of the same relation, if there are relations) become
-    one; its weight (and features) is the mean of theirs, so a list that already holds both directions keeps
-    its weights.
+    All given edges between the same two nodes (and of the same relation, if there are relations) become one; its weight
+    (and features) is the mean of theirs, so a list that already holds both directions keeps its weights.
     """
     low, high = torch.minimum(src, dst), torch.maximum(src, dst)
     pairs = edge_keys(low, high, num_nodes)

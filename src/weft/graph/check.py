@@ -2,8 +2,7 @@
 
 Arrays that already have the type a graph uses are shared, never copied, so a memory-mapped feature file stays one.
 
-Large arrays are scanned in blocks, so a check never holds a mask as large as the array.
-Shapes: N nodes, E edges.
+Large arrays are scanned in blocks, so a check never holds a mask as large as the array. Shapes: N nodes, E edges.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ class Graph:
             num_nodes = rows.shape[0]
             validate.check_rows_for_ids(name_of, num_nodes, src=src, dst=dst)
         adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed, edge_attr)
-        counts = {"num_classes": num_classes, "num_relations": num_relations}
-        graph = cls._checked(adj, x, y, relation, name, **counts).with_splits(train, val, test)
+        fields = {"relation": relation, "num_relations": num_relations, "name": name}
+        graph = cls._checked(adj, x, y, num_classes, **fields).with_splits(train, val, test)
         merged = "" if directed or relation is not None else merged_words(src, dst, adj)
         return graph.noted(merged) if merged else graph
 
@@ -182,19 +182,17 @@ class Graph:
         equals its transpose (weights included), which takes a sort; say it if you know.
         """
         adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric, edge_attr)
-        counts = {"num_classes": num_classes, "num_relations": num_relations}
-        graph = cls._checked(adj, as_features(x), as_labels(y), relation, name, **counts)
+        fields = {"relation": relation, "num_relations": num_relations, "name": name}
+        graph = cls._checked(adj, as_features(x), as_labels(y), num_classes, **fields)
         return graph.with_splits(train, val, test)
 
     @classmethod
-    def _checked(
-        cls, adj: Adjacency, x: Any, y: Any, relation: Any, name: str, num_classes: Any, num_relations: Any
-    ) -> Graph:
+    def _checked(cls, adj: Adjacency, x: Any, y: Any, num_classes: Any, **fields: Any) -> Graph:
         """A graph of checked edges, features and labels, whose numbers of classes and relations are checked here."""
         x, y = (value if value is None else value.to(adj.device) for value in (x, y))
         check_num_classes(y, num_classes)
-        count = check_relations(relation, num_relations)
-        return cls(adj, x, y, relation=relation, name=name, num_classes=num_classes, num_relations=count)
+        fields["num_relations"] = check_relations(fields["relation"], fields["num_relations"])
+        return cls(adj, x, y, num_classes=num_classes, **fields)
 
     @classmethod
     def from_scipy(cls, matrix: Any, weighted: bool | None = None, **fields: Any) -> Graph:

@@ -37,14 +37,7 @@ from weft.ops.csr.adjacency import Adjacency
 
 BLOCK_BYTES = 2**26
 # numpy has no bfloat16: its bits are kept as int16.
-NUMPY_TYPES = {
-    "float32": "<f4",
-    "float16": "<f2",
-    "bfloat16": "<i2",
-    "float64": "<f8",
-    "int32": "<i4",
-    "int64": "<i8",
-}
+NUMPY_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "float64": "<f8", "int32": "<i4", "int64": "<i8"}
 
 
 @dataclass(frozen=True)
@@ -189,8 +182,8 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
         adj = adj.attributed(arrays["edge_attr"]) if "edge_attr" in arrays else adj
         x: Tensor | SparseFeatures | None = arrays.get("x")
         if "x_indptr" in arrays:
-            matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])
-            x = SparseFeatures(Adjacency(*matrix, weight=arrays["x_values"]))
+            columns, values = meta["num_features"], arrays["x_values"]
+            x = SparseFeatures(Adjacency(arrays["x_indptr"], arrays["x_indices"], columns, weight=values))
         count, none = meta.get("num_splits", 1), torch.empty(0, dtype=torch.int64)
         suffixes = ["", *(f"_{number}" for number in range(1, count))] if count > 1 else []
         several = [Split(*(arrays.get(name + suffix, none) for name in SPLITS)) for suffix in suffixes]

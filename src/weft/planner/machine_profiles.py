@@ -13,7 +13,7 @@ replaces all of that by what a machine really does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from weft.core.errors import SpecError
@@ -125,100 +125,102 @@ def bus(to_device: float, to_host: float, source: str) -> tuple[Link, ...]:
     )
 
 
-def data_sheet(
-    name: str,
-    *,
-    memory: float,
-    bandwidth: float,
-    l2: int,
-    sms: int,
-    ghz: float,
-    flops: tuple[float, float, float],
-    pcie: float,
-    source: str,
-    workspace: float = 8.125 * MIB,
-    host: Host = _HOST,
-) -> Machine:
-    """A GPU by its data sheet, in ``host``; ``flops`` are the dense peaks of fp32, tf32, bf16."""
-    by_memory, by_clock = bandwidth / H200_SHEET_BANDWIDTH, sms * ghz / H200_SMS_GHZ
-    gpu = replace(
-        _H200_GPU,
-        name=name,
-        memory_bytes=int(memory),
-        context_bytes=500 * 10**6,
-        workspace_bytes=int(workspace),
-        l2_bytes=l2,
-        copy_bandwidth=_H200_GPU.copy_bandwidth * by_memory,
-        gather=tuple((width, rate * by_memory) for width, rate in _H200_GPU.gather),
-        l2_gather=tuple((width, rate * by_clock) for width, rate in _H200_GPU.l2_gather),
-        flops=dict(zip(("fp32", "tf32", "bf16"), flops, strict=True)),
-        matmul_share=DATA_SHEET_MATMUL_SHARE,
-        sms=sms,
-        sources={
-            **dict.fromkeys(("memory_bytes", "l2_bytes", "sms", "flops"), source),
-            **dict.fromkeys(("copy_bandwidth", "gather", "l2_gather"), SCALED),
-            "context_bytes": CONTEXT,
-            "workspace_bytes": WORKSPACE,
-            "matmul_share": "about as on the H200; `weft probe` measures it",
-            **dict.fromkeys(("launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds"), LAUNCHES),
-        },
-    )
-    return Machine(name, host, (gpu,), bus(pcie, pcie, BUS))
+@dataclass(frozen=True)
+class DataSheet:
+    """The data sheet of a GPU; ``flops`` are the dense peaks of fp32, tf32, bf16."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    l2: int
+    sms: int
+    ghz: float
+    flops: tuple[float, float, float]
+    pcie: float
+    source: str
+    workspace: float = 8.125 * MIB
+
+    def machine(self, host: Host = _HOST) -> Machine:
+        """The GPU in ``host``."""
+        by_memory, by_clock = self.bandwidth / H200_SHEET_BANDWIDTH, self.sms * self.ghz / H200_SMS_GHZ
+        gpu = replace(
+            _H200_GPU,
+            name=self.name,
+            memory_bytes=int(self.memory),
+            context_bytes=500 * 10**6,
+            workspace_bytes=int(self.workspace),
+            l2_bytes=self.l2,
+            copy_bandwidth=_H200_GPU.copy_bandwidth * by_memory,
+            gather=tuple((width, rate * by_memory) for width, rate in _H200_GPU.gather),
+            l2_gather=tuple((width, rate * by_clock) for width, rate in _H200_GPU.l2_gather),
+            flops=dict(zip(("fp32", "tf32", "bf16"), self.flops, strict=True)),
+            matmul_share=DATA_SHEET_MATMUL_SHARE,
+            sms=self.sms,
+            sources={
+                **dict.fromkeys(("memory_bytes", "l2_bytes", "sms", "flops"), self.source),
+                **dict.fromkeys(("copy_bandwidth", "gather", "l2_gather"), SCALED),
+                "context_bytes": CONTEXT,
+                "workspace_bytes": WORKSPACE,
+                "matmul_share": "about as on the H200; `weft probe` measures it",
+                **dict.fromkeys(("launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds"), LAUNCHES),
+            },
+        )
+        return Machine(self.name, host, (gpu,), bus(self.pcie, self.pcie, BUS))
 
 
 _H200 = Machine("h200", _HOST, (_H200_GPU,), bus(55.2 * GB, 55.1 * GB, H200_PROBE))
 _CPU = Machine("cpu", _CPU_HOST, (), (_DISK,))
 
-_TABLE = (
-    data_sheet(
+_SHEETS = (
+    DataSheet(
         "v100-32g", memory=32 * 2**30, bandwidth=0.9e12, l2=6 * MIB, sms=80, ghz=1.53,
         flops=(15.7e12, 15.7e12, 15.7e12), pcie=13e9,
         source="NVIDIA V100 SXM2 data sheet: 900 GB/s, 80 SMs, 6 MB L2, 15.7 TFLOP/s fp32; no TF32 or BF16 units",
     ),
-    data_sheet(
+    DataSheet(
         "a100-40g", memory=42_405_855_232, bandwidth=1.555e12, l2=40 * MIB, sms=108, ghz=1.41,
         flops=(19.5e12, 156e12, 312e12), pcie=27e9,
         source="NVIDIA A100 SXM4 data sheet (1,555 GB/s, 19.5/156/312 TFLOP/s dense); deviceQuery: 42,405,855,232 B",
     ),
-    data_sheet(
+    DataSheet(
         "a100-80g", memory=85_000_000_000, bandwidth=2.039e12, l2=40 * MIB, sms=108, ghz=1.41,
         flops=(19.5e12, 156e12, 312e12), pcie=27e9,
         source="NVIDIA A100 SXM4 80 GB data sheet (2,039 GB/s, 19.5/156/312 TFLOP/s dense)",
     ),
-    data_sheet(
+    DataSheet(
         "rtx4090", memory=25_250_000_000, bandwidth=1.008e12, l2=72 * MIB, sms=128, ghz=2.52,
         flops=(82.6e12, 82.6e12, 165.2e12), pcie=27e9,
         source="NVIDIA Ada white paper: 1,008 GB/s, 128 SMs, 72 MB L2, 82.6/82.6/165.2 TFLOP/s dense",
     ),
-    data_sheet(
+    DataSheet(
         "t4", memory=14_930 * MIB, bandwidth=0.32e12, l2=4 * MIB, sms=40, ghz=1.59,
         flops=(8.1e12, 8.1e12, 8.1e12), pcie=13e9,
         source="NVIDIA T4 data sheet (320 GB/s, 8.1 TFLOP/s fp32; no TF32 or BF16 units), TU104: 40 SMs, 4 MB L2; "
         "least total_memory that PyTorch reports for one: 14,930 MiB",
     ),
-    data_sheet(
+    DataSheet(
         "a10", memory=22_260 * MIB, bandwidth=0.6e12, l2=6 * MIB, sms=72, ghz=1.695,
         flops=(31.2e12, 62.5e12, 125e12), pcie=27e9,
         source="NVIDIA A10 data sheet (24 GB, 600 GB/s, 31.2/62.5/125 TFLOP/s dense), GA102: 72 SMs, 6 MB L2; "
         "of 24 GiB the share that PyTorch reports of an L40S's 48",
     ),
-    data_sheet(
+    DataSheet(
         "l40s", memory=45_589 * MIB, bandwidth=0.864e12, l2=48 * MIB, sms=142, ghz=2.52,
         flops=(91.6e12, 183e12, 362e12), pcie=27e9,
         source="NVIDIA L40S data sheet (864 GB/s, 91.6/183/362 TFLOP/s dense), AD102: 142 SMs, at least 48 MB L2; "
         "total_memory by PyTorch: 45,589 MiB",
     ),
-    data_sheet(
+    DataSheet(
         "h100", memory=81_082 * MIB, bandwidth=3.35e12, l2=50 * MIB, sms=132, ghz=1.98,
         flops=(66.9e12, 494.7e12, 989.4e12), pcie=55e9, workspace=32 * MIB,
         source="NVIDIA H100 SXM5 data sheet (3.35 TB/s, 66.9/494.7/989.4 TFLOP/s dense), 132 SMs, 50 MB L2; "
         "total_memory by PyTorch: 81,082 MiB",
     ),
-    _H200,
-    _CPU,
 )  # fmt: skip
 
-PROFILES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for machine in _TABLE})
+PROFILES: Mapping[str, Machine] = MappingProxyType(
+    {machine.name: machine for machine in (*(sheet.machine() for sheet in _SHEETS), _H200, _CPU)}
+)
 
 
 def profile(name: str) -> Machine:

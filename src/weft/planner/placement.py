@@ -15,6 +15,7 @@ from weft.core.run_options import Placement
 from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.core.wording import option
 from weft.planner.cost.roofline import FULL, PaddingShare
 from weft.planner.transfers import BatchTraffic, cached_rows, row_bytes
 
@@ -30,19 +31,20 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
         for name in ("features", "topology"):
             tier = getattr(options, name)
             if tier == "gpu" or (tier == "cached" and name == "topology"):
-                raise SpecError(f"{name}={tier!r} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')")
+                raise SpecError(
+                    f"{option(name, tier)} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')"
+                )
         if options.sampler != "default":
-            raise SpecError(f"sampler={options.sampler!r} needs a GPU; a CPU has the default sampler alone")
+            raise SpecError(f"{option('sampler', options.sampler)} needs a GPU; a CPU has the default sampler alone")
         topology = options.topology or "host"
         if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
-            if options.features not in (None, "cached"):
-                raise SpecError(f"cache= needs features='cached', not features={options.features!r}")
             yield DataPlacement("cached", topology, policy=policy_of(options, False))
         else:
             yield replace(on_device("cpu"), features=options.features or "host", topology=topology)
         return
     if options.sampler != "default" and options.topology == "disk":
-        raise SpecError(f"sampler={options.sampler!r} needs edges that a GPU reads, not topology='disk'")
+        on_disk = option("topology", "disk")
+        raise SpecError(f"{option('sampler', options.sampler)} needs edges that a GPU reads, not {on_disk}")
     cached = options.cache is not None or options.cache_policy is not None
     host = "disk" if feature_bytes(task, stats) > HOST_SHARE * machine.host.memory_bytes > 0 else "cached"
     features = [options.features or ("cached" if cached else "gpu")]
@@ -68,8 +70,8 @@ def policy_of(options: Placement, lists: bool) -> str:
     name = policy if policy is None or isinstance(policy, str) else type(policy).__name__
     if lists and name in ("degree", "presampling"):
         raise SpecError(
-            f"topology='cached' with cache_policy={name!r}: only 'benefit' (or a policy of your own) ranks "
-            "neighbour lists"
+            f"{option('topology', 'cached')} with {option('cache_policy', name)}: only 'benefit' (or a policy of your "
+            "own) ranks neighbour lists"
         )
     return name or ("benefit" if lists else "degree")
 

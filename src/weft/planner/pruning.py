@@ -98,7 +98,7 @@ class Rivals:
     def take(self, members: Mapping[str, Mapping[str, Any]]) -> None:
         """Learn how others stand, by name."""
         with self._changed:
-            self._others |= {name: Rival(**known) for name, known in members.items()}
+            self._others |= {name: Rival(**facts) for name, facts in members.items()}
             self._changed.notify_all()
 
     def standing(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _captured(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merg
     except WeftError:
         raise
     except Exception as error:
-        models = ", ".join(dict.fromkeys(one.model_name for one in group))
+        models = ", ".join(dict.fromkeys(task.model_name for task in group))
         raise SpecError(
             f"task {group[0].label!r}: model {models} fails in training: {type(error).__name__}: {error}"
         ) from error
@@ -152,18 +152,18 @@ def _follow(
     carried, left = [n for n in resident if n in gone], [n for n in after if n not in set(resident)]
     resident = [number for number in resident if number not in gone]
     note = "" if where is META else "one real step on a CPU: the model reads values of its data, so it has no dry run"
-    about = {"tasks": len(group), "note": note, "recordable": where is META}
-    program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
-    preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
-    return Captured(program, preparation, run)
+    about: dict[str, Any] = {"tasks": len(group), "note": note, "recordable": where is META}
+    program = program_of(observer, resident, kinds, part=slice(first, None), carried=carried, left=left)
+    preparation = program_of(observer, [], kinds, part=slice(first), setup=setup, left=carried)
+    return Captured(replace(program, **about), replace(preparation, **about), run)
 
 
 def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
     """Steps one after another, on the streams that :class:`weft.runtime.device.cuda_graph.ConcurrentSteps` uses."""
 
     def beside(steps: Steps) -> None:
-        for place, step in enumerate(steps):
-            observer.stream = 1 + place % SIDE_STREAMS
+        for number, step in enumerate(steps):
+            observer.stream = 1 + number % SIDE_STREAMS
             step()
         observer.stream = 0
 

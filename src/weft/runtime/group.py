@@ -132,6 +132,7 @@ class GroupMember:
         return padding.widen_buffer(buffer, tensor)
 
 
+@dataclass(eq=False, repr=False)
 class GroupRun:
     """Tasks in training on ``device``, with the graph where the plan says; ``notes`` holds remarks for the user.
 
@@ -144,35 +145,34 @@ class GroupRun:
     supplies.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        graph: Graph,
-        plan: Plan,
-        device: torch.device,
-        merger: Any = None,
-        make_source: MakeSource = FullGraph,
-        measure: bool = False,
-        former: Sequence[BuiltStack] = (),
-    ) -> None:
-        self.tasks, self.plan, self.device, self._merger = tuple(tasks), plan, device, merger
-        self.epochs = max(task.epochs for task in tasks)
+    tasks: Sequence[Task]
+    graph: Graph
+    plan: Plan
+    device: torch.device
+    merger: Any = None
+    make_source: MakeSource = FullGraph
+    measure: bool = False
+    former: Sequence[BuiltStack] = ()
+
+    def __post_init__(self) -> None:
+        self.tasks, plan, device = tuple(self.tasks), self.plan, self.device
+        self.epochs = max(task.epochs for task in self.tasks)
         self.epoch = self.step_in_epoch = 0
         self._notes: list[str] = []
         splits = {task.split or 0 for task in self.tasks}
-        graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
+        graph = self.graph.split(*splits) if len(splits) == 1 and self.graph.num_splits > 1 else self.graph
         placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
         self.graph = place_graph(graph, placement, device)
         if plan.row_order == "clustered" and device.type == "cuda":
             self.graph = clustered(self.graph, self._notes)
         features = within_device(placement, plan.device if device.type == "meta" else device.type).features
-        self.inputs = Inputs(self.graph, make_source, device, features)
+        self.inputs = Inputs(self.graph, self.make_source, device, features)
         self.inputs.group_size = len(self.tasks)
         self._own_random: dict[int, OwnGenerator] = {}  # by the id of the stack
-        if former:
-            stacks = self._build_again(former)
+        if self.former:
+            stacks = self._build_again(self.former)
         else:
-            stacks = [made for rows in plan.stack_members for made in self._build_stacks(list(rows), measure)]
+            stacks = [made for rows in plan.stack_members for made in self._build_stacks(list(rows), self.measure)]
         self.stacks = [stack for stack, _ in stacks]
         self.built = tuple(
             BuiltStack(tuple(rows), stack.members.converted, stack.members.findings.unsaved) for stack, rows in stacks
@@ -275,9 +275,9 @@ class GroupRun:
         if not self.plan.woven or len(stacks) < 2 or self.merged is not None:
             return
         try:
-            if self._merger is None:
+            if self.merger is None:
                 raise InputError("this run has no step merger")
-            self.merged = self._merger.merge(stacks)
+            self.merged = self.merger.merge(stacks)
         except torch.OutOfMemoryError:
             raise
         except Exception as reason:
@@ -659,8 +659,8 @@ class GroupRun:
         buffers = {name: member.tensor(f"loop.{TOP_BUFFER}{name}") for name in member.stack.state.buffers}
         for _, epoch, slot in sorted(zip((-scores).tolist(), epochs.tolist(), range(len(flats)), strict=True)):
             if epoch >= 0:
-                own = {name: copies[slot] for name, copies in buffers.items()}
-                yield epoch, member.stack.members.model_of(member.slot, flats[slot], own)
+                buffers_of_slot = {name: copies[slot] for name, copies in buffers.items()}
+                yield epoch, member.stack.members.model_of(member.slot, flats[slot], buffers_of_slot)
 
     def gradient_norm(self, index: int) -> float:
         """The norm of a member's gradient in its last step, where its task has callbacks."""

@@ -25,10 +25,12 @@ from weft.batches.features import FeatureStore
 from weft.batches.source import Batch, Features
 from weft.core.errors import ModelError, SpecError, WeftError
 from weft.core.placement import EVALUATION_EDGES
-from weft.core.settings import read_fanout
+from weft.core.settings import Rule, read_fanout
 from weft.core.task import Task
+from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
+from weft.nn.models import is_named_model
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.runtime.device.process import DTYPES, matmul_precision, seeded
 from weft.runtime.step.inputs import bind, edge_arguments, layers_of, takes_blocks, takes_edges, treated
@@ -40,6 +42,7 @@ BUILDING = 2  # a pass over a neighbourhood that has to be built takes so many t
 EDGE_BYTES = 64  # of an edge of a chunk, besides its features
 SAMPLED_AT_ONCE, MOST_SAMPLERS = 4096, 3  # nodes; samplers that are kept besides the one in use
 LAST_HIDDEN = "last hidden"
+LAYERWISE, SEED = Rule(bool, optional=True), Rule(int, optional=True, low=0, below=2**62)
 
 
 @dataclass
@@ -88,6 +91,7 @@ def treat_inputs(model: nn.Module, task: Task, dense: bool) -> nn.Module:
     return model
 
 
+@dataclass(eq=False, repr=False)
 class Predictor:
     """``model``, which is on ``device``, and ``graph``, which may be anywhere, ready to predict for nodes.
 
@@ -99,26 +103,31 @@ class Predictor:
     neighbourhoods of five requests for ten nodes. ``computed``: how the last request was answered.
     """
 
-    computed = ""
+    model: nn.Module
+    task: Task
+    graph: Graph
+    device: torch.device
+    layerwise: bool | None = None
+    restrict: bool = True
+    room: int = WHOLE_BYTES
+    keep: bool = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: Task,
-        graph: Graph,
-        device: torch.device,
-        layerwise: bool | None = None,
-        restrict: bool = True,
-        room: int = WHOLE_BYTES,
-        keep: bool = False,
-    ) -> None:
-        self.model, self.task, self.graph, self.device = model, task, graph, device
-        self._layers, self._run, self._room, self._keep = layers_of(model), bind(model), room, keep
-        self._dtype = DTYPES[task.precision]
+    def __post_init__(self) -> None:
+        graph, self.computed = self.graph, ""
+        # A subclass of a model of Weft's may mix rows between its layers.
+        self._layers = layers_of(self.model) if is_named_model(self.model) else None
+        self._run, self._dtype = bind(self.model), DTYPES[self.task.precision]
+        LAYERWISE.check("", "layerwise", self.layerwise)
+        if self.layerwise and self._layers is None:
+            raise SpecError(
+                f"task {self.task.label!r}: {option('layerwise', True)} needs one of Weft's own models, not "
+                f"{self.task.model_name}, whose rows may depend on all others; leave it out"
+            )
         whole = self._bytes(graph.num_nodes, graph.num_edges)
-        self._layerwise = self._layers is not None and (whole > room if layerwise is None else layerwise)
-        some = restrict and graph.num_edges > SMALL_EDGES and graph.device.type in ("cpu", device.type)
-        self._restrict = some and (self._layerwise or not keep)
+        layerwise = whole > self.room if self.layerwise is None else self.layerwise
+        self._layerwise = self._layers is not None and layerwise
+        some = self.restrict and graph.num_edges > SMALL_EDGES and graph.device.type in ("cpu", self.device.type)
+        self._restrict = some and (self._layerwise or not self.keep)
         self._samplers: dict[Any, Any] = {}
         self._logits: Tensor | None = None  # of all nodes, if they are kept
 
@@ -127,14 +136,17 @@ class Predictor:
         return FeatureRows(self.graph.x, self.task.feature_norm, self._dtype, self.device)
 
     def __call__(
-        self, nodes: Tensor, *, layer: int | str | None = None, fanout: Sequence[Any] | None = None, seed: int = 0
+        self, nodes: Tensor, *, layer: int | str | None = None, fanout: Any = None, seed: int | None = None
     ) -> Tensor:
         """Logits ``[M, C]`` float32 of ``nodes [M]``, on the CPU.
 
         ``layer``: what that layer returns instead, by its number from 1 or, of a user's module, by the name of a part;
-        :data:`LAST_HIDDEN`: what the last layer is given. ``fanout``: sampled neighbours per hop, drawn by ``seed``;
-        unless they are one local subgraph, those of a node do not depend on the other nodes.
+        :data:`LAST_HIDDEN`: what the last layer is given. ``fanout``: sampled neighbours per hop, drawn by ``seed`` (0
+        unless given); unless they are one local subgraph, those of a node do not depend on the other nodes.
         """
+        hops, drawn_by = None if fanout is None else read_fanout(fanout), SEED.check("", "seed", seed) or 0
+        if seed is not None and hops is None:
+            raise SpecError(f"{option('seed', seed)} would have no effect: nothing is drawn without {option('fanout')}")
         if layer is None and fanout is None and self._logits is not None:
             self.computed = "kept"
             return self._logits[nodes]
@@ -144,13 +156,12 @@ class Predictor:
             stack.enter_context(seeded(self.task.seed, self.device))
             stack.enter_context(matmul_precision(self.task.precision))
             stack.enter_context(_as_evaluated(self.model, self._dtype))
-            hops = None if fanout is None else read_fanout(fanout)
             if hops is not None and self._layers is not None and len(hops) != self._layers:
                 raise SpecError(f"fanout={fanout} has {len(hops)} hops for {self._layers} layers; give one per layer")
             if hops is None or not nodes.numel():
                 return self._exact(nodes, layer, count).float().cpu()
-            ids, places = nodes.unique(return_inverse=True)  # of a repeated row a loop would lead to the first
-            return self._sampled(ids, hops[:count], seed, layer).float().cpu()[places]
+            ids, positions = nodes.unique(return_inverse=True)  # of a repeated row a loop would lead to the first
+            return self._sampled(ids, hops[:count], drawn_by, layer).float().cpu()[positions]
 
     def _number(self, layer: int | str) -> int | None:
         """How many layers are run to get what ``layer`` returns; None: the model is called, and a part of it taken."""
@@ -171,12 +182,12 @@ class Predictor:
         """From all neighbours: of the nodes' neighbourhoods, or of the whole graph."""
         parts, some = None, 0 < nodes.numel() < self.graph.num_nodes
         if count is not None and self._restrict and some:
-            ids, places = nodes.unique(return_inverse=True)
+            ids, positions = nodes.unique(return_inverse=True)
             parts = self._neighbourhood(ids, count)
         self.computed = "whole graph" if parts is None else "neighbourhoods"
         if parts is not None:
-            return self._through(*parts).index_select(0, places.to(self.device))
-        if layer is not None or not self._keep:
+            return self._through(*parts).index_select(0, positions.to(self.device))
+        if layer is not None or not self.keep:
             return self._whole(nodes, layer, count)
         # In host memory: a lookup on a GPU that trains took 8 ms, waiting for its turn.
         self._logits = self._whole(torch.arange(self.graph.num_nodes), layer, count).float().cpu()
@@ -189,18 +200,18 @@ class Predictor:
 
     def _neighbourhood(self, nodes: Tensor, hops: int) -> tuple[list[Adjacency], Tensor] | None:
         """A block per layer and the features that the first one needs; None if the whole graph costs less."""
-        indptr, blocks, edges, found = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
+        indptr, blocks, edges, needed = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
         # Of a graph that does not fit as a whole only memory counts: what does not fit is computed in chunks.
         most = inf if self._layerwise else self.graph.num_edges * hops / BUILDING
         for left in range(hops, 0, -1):
-            ids = found.long()
+            ids = needed.long()
             count = int((indptr[ids + 1] - indptr[ids]).sum())
-            if edges + left * count > most or self._bytes(found.numel(), edges + count) > self._room:
+            if edges + left * count > most or self._bytes(needed.numel(), edges + count) > self.room:
                 return None  # later blocks have no fewer rows
-            sampled = self._sampler((-1,)).sample(found)
+            sampled = self._sampler((-1,)).sample(needed)
             blocks.append(sampled.to(self.device).blocks[0].adjacency())
-            found, edges = sampled.input_nodes, edges + count
-        return None if self._bytes(found.numel(), edges) > self._room else (blocks[::-1], self._rows.read(found))
+            needed, edges = sampled.input_nodes, edges + count
+        return None if self._bytes(needed.numel(), edges) > self.room else (blocks[::-1], self._rows.read(needed))
 
     def _through(self, blocks: Sequence[Adjacency], values: Any) -> Tensor:
         """Layer by layer through ``blocks``, from the features of the first one's columns."""
@@ -256,7 +267,7 @@ class Predictor:
         relations = {"relation": graph.relation, "num_relations": graph.num_relations}
         part = Graph(graph.adj, graph.x, y, test=nodes.to(graph.device).unique(), num_classes=1, **relations)
         width = max(graph.num_features, self.task.hidden, graph.num_classes)
-        edges = max(min(EVALUATION_EDGES, self._room // (8 * width + EDGE_BYTES)), 1)
+        edges = max(min(EVALUATION_EDGES, self.room // (8 * width + EDGE_BYTES)), 1)
         passes = LayerWise(part, self._rows, self.device, edges)
         values = passes.logits(infer, count)[0]
         return values.index_select(0, passes.rows(nodes.to(graph.device)))
@@ -280,6 +291,12 @@ class Predictor:
     def _sampled(self, nodes: Tensor, hops: tuple[Any, ...], seed: int, layer: int | str | None) -> Tensor:
         """From sampled neighbours, as the batches of a sampled training: a block per layer, or a local subgraph."""
         local = not takes_blocks(self.model)
+        for name, part in self.model.named_modules():
+            if getattr(part, "cached", False) is True:  # a layer of PyG
+                raise SpecError(
+                    f"task {self.task.label!r}: {name} has cached=True, and would use the edges of the first graph "
+                    "that it was called with instead of sampled ones; train it with cached=False"
+                )
         self.computed, parts, sampler = "samples", [], self._sampler(hops, local)
         sampler.seed = seed
         for seeds in nodes.to(self.graph.device).split(SAMPLED_AT_ONCE):
@@ -322,7 +339,7 @@ def part_values(model: nn.Module, task: Task, call: Callable[[], Any], x: Any, l
         found = [given for name, given, values in reversed(calls) if is_last(name, given, values)]
     else:
         found = [values for name, _, values in reversed(calls) if name == layer]
-    if not found or found[0] is None or found[0].dim() != 2 or len(found[0]) != len(x):
+    if not found or found[0] is None or found[0].dim() != 2 or len(found[0]) != x.shape[0]:
         what = "cannot tell what its last hidden layer is" if layer == LAST_HIDDEN else f"no rows from a part {layer!r}"
         names = f"give layer=, the name of a part: {', '.join(list(parts)[:8])}"
         raise SpecError(f"task {task.label!r}: model {task.model_name}: {what}; {names}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Protocol
 
 from weft.core.errors import WeftError
@@ -43,19 +42,20 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
         )
     for name in queue.sharded:
         ranks, needed = queue[name].ranks, needed_bytes(queue[name].bytes, safety)
-        if name not in refused and not rank_places(ranks, machine.devices, partial(_holds_ranks, needed)):
+
+        def holds(device: DeviceState, count: int, needed: int = needed) -> bool:
+            return count * needed <= device.task_bytes
+
+        remedy = "fewer ranks" if ranks > len(machine.devices) else "more ranks on more devices"  # that they share
+        if name not in refused and not rank_places(ranks, machine.devices, holds):
             refused[name] = (
                 f"its {ranks} ranks need {show_bytes(needed)} each, and no host has as much for tasks on the devices "
-                "that they would share; give it more ranks on more devices, or raise the budget"
+                f"that they would share; give it {remedy}, or raise the budget"
             )
     for name in list(refused):
         for dependent in queue.dependents(name):
             refused.setdefault(dependent, f"depends on {name!r}, which can never run")
     return refused
-
-
-def _holds_ranks(needed: int, device: DeviceState, ranks: int) -> bool:
-    return ranks * needed <= device.task_bytes
 
 
 def rank_places(

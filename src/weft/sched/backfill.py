@@ -317,28 +317,14 @@ class _Pass:
 
         if policy.fuse:
             join_alike(draft, self.queue, self.refuse.keys() | self.order.taken, accepts, self.now)
-        group, members = draft.footprint(self.now), draft.members
-        joined = f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
+        group = draft.footprint(self.now)
         neighbours = f"; next to {len(plan.occupants)} running on {plan.device.name}" if plan.occupants else ""
-        ranks = f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
         for name, count in Counter(places).items():
             self.plan_of[name].start(group.of_ranks(count, self.plan_of[name].device))
             self.graphs.add((name, first.graph))
-        for member in members:
+        for member in draft.members:
             self.order.take(member)
-        self.starts.append(
-            GroupStart(
-                device=places[0],
-                members=tuple(member.id for member in members),
-                bytes=group.bytes,
-                seconds=group.seconds,
-                utilisation=group.demand,
-                why=why + joined + ranks + neighbours,
-                start_seconds=group.start_seconds,
-                turn_seconds=group.turn_seconds,
-                devices=places if len(places) > 1 else (),
-            )
-        )
+        self.starts.append(draft.start(places, why, self.now, neighbours))
 
     def _reserve(self, task: QueuedTask, group: Footprint) -> None:
         """Keep memory for the first task that lacks it, on the device that has it earliest.

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import ClassVar
 
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, rank_places, refusals
-from weft.sched.device_plan import JOIN_AT_LEAST, MAX_MEMBERS, Footprint, GroupDraft, join_alike
+from weft.sched.device_plan import JOIN_AT_LEAST, MAX_MEMBERS, DevicePlan, Footprint, GroupDraft, join_alike
 from weft.sched.interference import Interference
 from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
@@ -63,7 +63,7 @@ class Base:
                     break
                 busy.update(places)
                 draft = _with_alike(task, queue, gone, False, self.safety, 0, machine.now)
-                starts.append(_start(places, draft, "its ranks are a task group", machine.now))
+                starts.append(draft.start(places, "its ranks are a task group", machine.now))
                 task = next(pending, None)
             if device.name in busy or (task is not None and task.ranks > 1):
                 continue
@@ -81,7 +81,7 @@ class Base:
                 task = next(pending, None)
             why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
             why = "is next, and has the device to itself" if self.one_at_a_time else why
-            starts += [_start((device.name,), draft, why, machine.now) for draft in group]
+            starts += [draft.start((device.name,), why, machine.now) for draft in group]
         rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
         rest = "waits for the tasks before it; one task runs at a time" if self.one_at_a_time else rest
         return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
@@ -105,15 +105,6 @@ def _with_alike(
         join_alike(draft, queue, gone, accepts, now)
     gone.update(member.id for member in draft.members)
     return draft
-
-
-def _start(places: tuple[str, ...], draft: GroupDraft, why: str, now: float) -> GroupStart:
-    """The start of a group, with a rank on each of ``places``."""
-    group, members = draft.footprint(now), tuple(member.id for member in draft.members)
-    why += f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
-    why += f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
-    devices = places if len(places) > 1 else ()
-    return GroupStart(places[0], members, group.bytes, group.seconds, group.demand, why, devices=devices)
 
 
 class BMC(Base):
@@ -175,24 +166,13 @@ class MPSNoAdmission:
 
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the oldest tasks on all free workers."""
-        queue = TaskQueue.of(tasks, running)
-        devices = {device.name: device for device in machine.devices}
-        used, trained = Counter[str](), Counter[str]()  # workers by device: all that are busy, and those that train
+        queue, model = TaskQueue.of(tasks, running), Interference()
+        plans = {device.name: DevicePlan.of(device, running, machine.now, model) for device in machine.devices}
         starts, gone, passed = list[GroupStart](), set[str](), False
 
-        def count_in(places: Sequence[str], kind: str) -> None:
-            for name, ranks in Counter(places).items():
-                workers = devices[name].workers_for(ranks) if name in devices else 0  # 0: its node was lost
-                used[name] += workers
-                trained[name] += workers if kind == "training" else 0
-
         def takes(inference: bool, device: DeviceState, ranks: int) -> bool:
-            workers = device.workers_for(ranks)
-            trains = inference or trained[device.name] + workers <= device.training_workers
-            return trains and used[device.name] + workers <= device.workers
+            return plans[device.name].has_worker(inference, workers=device.workers_for(ranks))
 
-        for group in running:
-            count_in(group.places, group.kind)
         for name in queue.by_arrival:
             if name in gone:
                 continue
@@ -201,11 +181,12 @@ class MPSNoAdmission:
             trains = not passed and any(takes(False, device, 1) for device in machine.devices)
             if not trains and not (queue.inference and any(takes(True, device, 1) for device in machine.devices)):
                 break
-            in_turn = sorted(machine.devices, key=lambda device: used[device.name])
+            in_turn = sorted(machine.devices, key=lambda device: plans[device.name].busy_workers)
             places = rank_places(task.ranks, in_turn, partial(takes, inference)) if inference or trains else ()
             if places:
-                count_in(places, task.kind)
                 draft = _with_alike(task, queue, gone, self.fuse, 1.0, math.inf, machine.now)
-                starts.append(_start(places, draft, "a worker is free; memory is not checked", machine.now))
+                for place, ranks in Counter(places).items():
+                    plans[place].start(draft.footprint(machine.now).of_ranks(ranks, plans[place].device))
+                starts.append(draft.start(places, "a worker is free; memory is not checked", machine.now))
             passed = passed or (task.ranks > 1 and not places)  # trainings behind a sharded one wait for it
         return QueueDecision(tuple(starts), rest="waits for a free worker")

@@ -9,7 +9,7 @@ from itertools import chain
 from weft.core.units import show_bytes
 from weft.sched.admission import needed_bytes
 from weft.sched.interference import DeviceLoad, Interference
-from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 # A start is work of the host and leaves the device idle; two trainings that each fill the device only slow each other
@@ -134,6 +134,11 @@ class DevicePlan:
     def busy_seconds(self) -> float:
         """Until the last of its groups is predicted to end."""
         return max((each.ends - self.now for each in self.occupants), default=0.0)
+
+    @property
+    def busy_workers(self) -> int:
+        """Workers that the groups on the device take."""
+        return sum(each.group.workers for each in self.occupants)
 
     def has_worker(self, inference: bool, occupants: Sequence[Occupant] | None = None, workers: int = 1) -> bool:
         """Whether so many workers are free for a group of that kind next to ``occupants`` (by default those of now)."""
@@ -299,6 +304,23 @@ class GroupDraft:
             slowdown_limit=slowdown_limit(first, now),
             start_seconds=self.start_seconds,
             turn_seconds=first.turn_seconds,
+        )
+
+    def start(self, places: tuple[str, ...], why: str, now: float, neighbours: str = "") -> GroupStart:
+        """The start of the group with a rank on each of ``places``; ``neighbours``: the end of the reason."""
+        group, members = self.footprint(now), tuple(member.id for member in self.members)
+        why += f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
+        why += f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
+        return GroupStart(
+            device=places[0],
+            members=members,
+            bytes=group.bytes,
+            seconds=group.seconds,
+            utilisation=group.demand,
+            why=why + neighbours,
+            start_seconds=group.start_seconds,
+            turn_seconds=group.turn_seconds,
+            devices=places if len(places) > 1 else (),
         )
 
 

@@ -43,7 +43,7 @@ KEEP_ALIVE_SECONDS = 15.0
 LAST_EVENT: str = Header("", alias="Last-Event-ID", description="The last event that was seen; before since.")
 SHORT_BYTES = 1 << 14  # a body up to which what it asks for is checked in the thread that writes: within 20 ms
 MOST_BODY_BYTES = 64 << 20  # of all bodies that are being read
-MANY = 100  # tasks in an answer that another thread than the server's encodes
+MOST_REPORTS = 4  # of one user that wait: a server makes one after another
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -61,7 +61,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         413: "The body, or the settings of a task, are too large.",
         415: "The body is not application/json.",
         422: "A parameter is not of its type.",
-        429: "The user's quota is used up.",
+        429: "The user's quota, or number of reports at once, is used up.",
         503: "The queue cannot be read or written now, or too many large bodies arrive at once; try again.",
     }.items()
 }
@@ -290,9 +290,7 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
         if len(body) > SHORT_BYTES:  # 10,000 tasks are checked in a second: not by the one thread that writes
             body = await _in(None, service.read, body, user)
         tasks = await commits.put((body, user))
-        text = lambda: json.dumps({"tasks": [service.shown(task) for task in tasks]}, allow_nan=False)  # noqa: E731
-        answer = text() if len(tasks) < MANY else await _in(None, text)
-        return Response(answer, 201, media_type="application/json")
+        return Response(await _in(service.reads, service.submitted, tasks), 201, media_type="application/json")
 
     def changing(call: Callable[..., dict[str, Any]], action: str) -> Callable[..., Any]:
         async def change(name: str, user: str = Depends(_user)) -> dict[str, Any]:
@@ -331,21 +329,25 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
     async def show_sweep(sweep: str) -> Response:
         return await _json(service.reads, service.sweep, sweep)
 
-    rendering = asyncio.Lock()  # one at a time: each is a process that loads torch
+    making: Counter[str] = Counter()  # reports, by user
 
-    async def report(describe: Callable[[str], dict[str, Any]], name: str) -> Response:
-        description = await _in(service.reads, describe, name)
-        async with rendering:
-            page = await _in(None, service.render, description)
+    async def report(make: Callable[[str], str], name: str, user: str) -> Response:
+        if making[user] >= MOST_REPORTS:  # others would wait for them
+            raise BadRequestError(f"{MOST_REPORTS} reports for you are being made; ask again when one is there", 429)
+        making[user] += 1
+        try:
+            page = await _in(service.reports, make, name)
+        finally:
+            making[user] -= 1
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     @api.get("/api/sweeps/{sweep}/report", summary="The report of a sweep as it stands", response_class=HTMLResponse)
-    async def report_sweep(sweep: str) -> Response:
-        return await report(service.describe_sweep, sweep)
+    async def report_sweep(sweep: str, user: str = Depends(_user)) -> Response:
+        return await report(service.report_sweep, sweep, user)
 
     @api.get("/api/tasks/{task}/report", summary="The report of a task that is done", response_class=HTMLResponse)
-    async def report_task(task: str) -> Response:
-        return await report(service.describe_task, task)
+    async def report_task(task: str, user: str = Depends(_user)) -> Response:
+        return await report(service.report_task, task, user)
 
     @api.get("/api/tasks/{task}", summary="Show a task")
     async def show(task: str) -> Response:

@@ -145,6 +145,7 @@ def read_token(given: str | os.PathLike[str] | None) -> str:
 
 
 PATIENCE, RETRY_SECONDS = 300.0, 0.5  # how long a server that is away is waited for, and between two attempts
+REPORT_SECONDS = 600.0  # that a report may take, since a server makes one after another
 SERVER_VARIABLE, TOKEN_VARIABLE = "WEFT_SERVER", "WEFT_TOKEN"
 
 
@@ -281,7 +282,7 @@ class Client:
         nodes: Sequence[int],
         *,
         fanout: Sequence[Any] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         latency_target: float | None = None,
     ) -> dict[str, Any]:
         """What the model of ``task``, which is done, says of up to 10,000 ``nodes``, at once.
@@ -314,10 +315,9 @@ class Client:
         """All tasks in order of submission, or those of a state, a user or a sweep."""
         found: list[dict[str, Any]] = []
         for page in self._pages("/api/tasks", state=state, user=user, sweep=sweep):
-            for task in page["tasks"]:
-                unplanned = {"queued": "waits to be planned", "planned": ""}.get(task["state"])
-                task["why"] = "" if unplanned is None else page["why"].get(task["id"], unplanned)
-            found += page["tasks"]
+            waits = ("queued", "planned")  # the reasons are of the moment before, or after
+            reasons = {task["id"]: page["why"].get(task["id"]) for task in page["tasks"] if task["state"] in waits}
+            found += [{**task, "why": reasons.get(task["id"]) or task["why"]} for task in page["tasks"]]
         return found
 
     def sweeps(self, user: str | None = None) -> list[dict[str, Any]]:
@@ -339,7 +339,7 @@ class Client:
 
     def report(self, task: Named) -> str:
         """The report of a sweep as it stands, or of a task that is done: an HTML page."""
-        return self._bytes("GET", f"{path_of(task)}/report").decode("utf-8")
+        return self._bytes("GET", f"{path_of(task)}/report", seconds=REPORT_SECONDS).decode("utf-8")
 
     def logs(self, task: TaskId) -> str:
         """What a task printed, and the notes of its run."""
@@ -406,8 +406,11 @@ class Client:
                 except OSError as error:
                     told = f"{place}: cannot be written to ({error.strerror}); give another folder"
                     raise InputError(told) from None
-                with file:
-                    shutil.copyfileobj(answer, file, 1 << 20)
+                try:
+                    with file:
+                        shutil.copyfileobj(answer, file, 1 << 20)
+                except (OSError, http.client.HTTPException) as error:
+                    raise InputError(f"{place / name}: is not here as a whole ({error}); fetch it again") from None
             os.replace(partial, place / name)
 
     def events(
@@ -447,7 +450,7 @@ class Client:
             try:
                 self.state()
                 return
-            except (UnreachableError, OSError, http.client.HTTPException) as error:
+            except UnreachableError as error:
                 if time.monotonic() > until:
                     words = f"{self.server} was lost and did not come back within {patience:.0f} s"
                     raise UnreachableError(f"{words}; its tasks go on where they were once it is started") from error
@@ -459,32 +462,43 @@ class Client:
         """Return once all of ``tasks`` (ids, or what :meth:`submit` returned), or of a sweep, have ended; the tasks."""
         sweep = path_of(tasks).rpartition("/")[2] if is_sweep(tasks) else None
         until = None if seconds is None else time.monotonic() + seconds
-        found = self.tasks(sweep=sweep) if sweep else [self.show(name) for name in task_ids(tasks)]
-        while not all(task["state"] in ENDED for task in found):
+        states: list[dict[str, Any]] = [] if sweep else [{"id": name, "state": ""} for name in task_ids(tasks)]
+
+        def unfinished() -> int:
+            if sweep:  # how many are in which state, rather than all of its tasks
+                return sum(count for state, count in self.show(sweep)["counts"].items() if state not in ENDED)
+            states[:] = [task if task["state"] in ENDED else self.show(task["id"]) for task in states]
+            return sum(task["state"] not in ENDED for task in states)
+
+        left = unfinished()
+        while left:
             if until is not None and time.monotonic() > until:
-                left = sum(task["state"] not in ENDED for task in found)
-                raise ServerError(f"{left} of {len(found)} tasks have not ended after {seconds:g} s")
+                raise ServerError(f"{left} tasks have not ended after {seconds:g} s")
             time.sleep(0.2)
             try:
-                if sweep:
-                    found = self.tasks(sweep=sweep)
-                else:
-                    found = [task if task["state"] in ENDED else self.show(task["id"]) for task in found]
-            except (UnreachableError, OSError, http.client.HTTPException):
+                left = unfinished()
+            except UnreachableError:
                 left_over = PATIENCE if until is None else max(until - time.monotonic(), 0.0)
                 self._until_back(min(left_over, PATIENCE), None)
-        return found
+        return self.tasks(sweep=sweep) if sweep else states
 
     # ---- HTTP --------------------------------------------------------------------------------------------
 
     def _json(self, method: str, path: str, body: Any = None) -> Any:
         return json.loads(self._bytes(method, path, body))
 
-    def _bytes(self, method: str, path: str, body: Any = None) -> bytes:
-        with self._open(method, path, body) as answer:
-            return answer.read()
+    def _bytes(self, method: str, path: str, body: Any = None, seconds: float = 0.0) -> bytes:
+        with self._open(method, path, body, seconds=seconds) as answer:
+            try:
+                return answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from None
 
-    def _open(self, method: str, path: str, body: Any = None, last: int = 0) -> Any:
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        reason = getattr(error, "reason", error)
+        return UnreachableError(f"{self.server} cannot be reached ({reason}); is `weft serve` running?")
+
+    def _open(self, method: str, path: str, body: Any = None, last: int = 0, seconds: float = 0.0) -> Any:
         headers = {"Accept": "*/*"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -500,18 +514,17 @@ class Client:
                 raise InputError(f"{told}; give text, finite numbers, lists and dicts of them") from None
         request = urllib.request.Request(self.server + path, data=data, headers=headers, method=method)
         try:
-            return self._opener.open(request, timeout=self._timeout)
+            return self._opener.open(request, timeout=max(self._timeout, seconds))
         except urllib.error.HTTPError as error:
             message = f"HTTP {error.code}"
             with error, suppress(ValueError, KeyError, TypeError, OSError):
                 message = str(json.loads(error.read(1 << 16))["error"])
             refused = InputError(message) if error.code < 500 else ServerError(message)
             raise refused from None
-        except urllib.error.URLError as error:
-            told = f"{self.server} cannot be reached ({error.reason}); is `weft serve` running?"
-            raise UnreachableError(told) from None
         except (http.client.InvalidURL, UnicodeError) as error:
             raise InputError(f"server {self.server!r}: is no address that can be reached ({error})") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
 
 
 def _checked(**options: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 import uuid
@@ -28,7 +29,6 @@ from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
-from weft.serve.rivals import group_ended, scores_before, scores_of, send_to_later_groups
 from weft.serve.state import (
     ALONE_SECONDS,
     QUARTER,
@@ -42,7 +42,6 @@ from weft.serve.state import (
     is_inference,
     is_resident,
     is_suspect,
-    own_names,
     queued_task,
     run_options_of,
     runs_users_code,
@@ -153,12 +152,7 @@ class GroupEndings:
             missing = {"status": "failed", "message": "no result"}
             continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
             state = "ended" if not any(continues) else "preempted" if active.fused else "dissolved"
-            self._end_group(active, state)
-
-    def _end_group(self, active: ActiveGroup, state: str, note: str = "") -> None:
-        self._state.end_group(active, state, note)
-        if state == "preempted":
-            self._state.resumable[active.group.id] = replace(active.group, state=state, note=note)
+            self._state.end_group(active, state)
 
     def _orphaned(self, active: ActiveGroup, reason: str) -> None:
         """Queue a group again that ended because the process that starts workers died, as after the death of a server.
@@ -166,12 +160,12 @@ class GroupEndings:
         That costs no attempt unless it happens again before the task has saved anything: its model may be the cause.
         """
         claimant = self._state.claimant(active.worker)
-        tasks = known_tasks(self._state.db, active.members)
+        tasks = self._state.db.known(active.members)
         held = [task for task in tasks if (task.state, task.worker) == ("running", claimant)]
         apart = take_over(self._state.db, held, died=True, reason=reason)
         if active.fused and apart:
             split(self._state.db, active.group, active.members)
-        self._end_group(active, "preempted" if active.fused and not apart else "dissolved", reason)
+        self._state.end_group(active, "preempted" if active.fused and not apart else "dissolved", reason)
 
     def _try_apart(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again whose device broke, alone on the device; fail it the second time."""
@@ -299,27 +293,9 @@ def why_gone(worker: WorkerProcess, code: Any) -> str:
     return worker.end_reason or f"its worker ended ({words})"
 
 
-def weights_file(state: SupervisorState, task: QueueTask) -> str:
-    """Return the file of the weights that an inference task uses."""
-    infer = task.spec["infer"]
-    if infer.get("of") is None:
-        return str(infer["weights"])
-    trained = state.db.get(infer["of"]).result or {}
-    return str(state.options.runs / str(trained.get("folder", infer["of"])) / WEIGHTS)
-
-
-def known_tasks(db: QueueDB, names: Iterable[str]) -> list[QueueTask]:
-    """Return the tasks of those names, without those that were deleted after they had ended."""
-    tasks = []
-    for name in names:
-        with suppress(QueueError):
-            tasks.append(db.get(name))
-    return tasks
-
-
 def split(db: QueueDB, group: Group, names: Iterable[str]) -> None:
     """Let the unfinished members of a group continue by themselves from its checkpoint when they start again."""
-    for task in known_tasks(db, names):
+    for task in db.known(names):
         if task.state not in ENDED:
             db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
 
@@ -406,6 +382,55 @@ class Preempted:
             arrival=min(member.arrival for member in members) - PATIENCE * seconds,
             fusable=False,
         )
+
+
+# ---- Scores that the workers of one pruned sweep exchange.
+#
+# A group is compared with the groups before it, as in ``weft.run``, where groups run one after another: groups of the
+# sweep on the same graph whose first member is earlier in the sweep.
+
+
+def scores_before(state: SupervisorState, active: ActiveGroup) -> dict[str, Any]:
+    """Return what a worker needs to prune a group: the policy, and the scores of earlier members; {} if not pruned."""
+    if active.contest is None:
+        return {}
+    prune, sweep, graph = active.contest
+    rows = state.db.scores_of(sweep, graph)
+    first = {row["batch"]: row["position"] for row in reversed(rows)}
+    before = [row for row in rows if first[row["batch"]] < active.first]
+    rivals = {row["id"]: {**json.loads(row["scores"]), "running": False} for row in before}
+    for other in state.active.values():
+        if other.contest == active.contest and other.first < active.first:
+            rivals |= scores_of(other, other.members)
+    return {"prune": prune, "rivals": rivals}
+
+
+def scores_of(active: ActiveGroup, names: Sequence[str], running: bool = True) -> dict[str, Any]:
+    """Return the scores of members of a group that runs or has just ended, and whether they are ``running``."""
+    return {name: {**active.scores.get(name, {"peers": "", "bests": []}), "running": running} for name in names}
+
+
+def send_to_later_groups(state: SupervisorState, active: ActiveGroup, members: Mapping[str, Any]) -> None:
+    """Send the scores of a group's ``members`` to the workers of the groups after it in the sweep."""
+    for other in state.active.values():
+        if active.contest is not None and other.contest == active.contest and other.first > active.first:
+            other.worker.send("rivals", group=other.group.id, members=members)
+
+
+def update_scores(state: SupervisorState, active: ActiveGroup, scores: Mapping[str, Mapping[str, Any]]) -> None:
+    """Store the scores that a worker sent for its group; send them to later groups if they changed."""
+    begun = [(name, scores[name]) for name in active.members if name in scores]
+    new = {name: {"peers": str(score["peers"]), "bests": list(score["bests"])} for name, score in begun}
+    if new != active.scores:
+        active.scores = new
+        send_to_later_groups(state, active, scores_of(active, active.members))
+
+
+def group_ended(state: SupervisorState, active: ActiveGroup, outcomes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Send the final scores of a group that has ended, so that later groups no longer wait for it."""
+    active.scores = {name: outcome["scores"] for name, outcome in outcomes.items() if outcome.get("scores")}
+    active.scores = {n: s for n, s in active.scores.items() if outcomes[n]["status"] not in ("preempted", "cancelled")}
+    send_to_later_groups(state, active, scores_of(active, active.members, running=False))
 
 
 # ---- How groups start.
@@ -535,14 +560,17 @@ class Groups:
             budget = min([max(budget, needed), *limits])
         common = {
             "group": group.id,
-            "names": own_names(members),
+            "names": {task.id: task.spec["task"].get("name") for task in members},  # as users gave them
             "out": str(runs / group.folder),
             "budget": budget,
             "limit": budget + self._state.options.overrun_bytes,
         }
         if infers:
             (task,) = members
-            work = {"weights": weights_file(self._state, task), "nodes": task.spec["infer"].get("nodes")}
+            infer, trained = task.spec["infer"], task.spec["infer"].get("of")
+            folder = None if trained is None else (self._state.db.get(trained).result or {}).get("folder", trained)
+            weights = infer["weights"] if trained is None else runs / str(folder) / WEIGHTS
+            work = {"weights": str(weights), "nodes": infer.get("nodes")}
             work |= {"layerwise": (task.plan or {}).get("layerwise"), "resident": RESIDENT_SECONDS if stays else None}
             worker.send("infer", **common, task=worker_settings(task), **work)
         else:
@@ -588,7 +616,7 @@ class Groups:
         for active in self._state.active.values():
             held = set(self._state.db.heartbeat(self._state.claimant(active.worker), self._state.options.lease_seconds))
             lost = [name for name in active.members if name not in held]
-            states = {task.id: task.state for task in known_tasks(self._state.db, lost)}
+            states = self._state.db.states(lost)
             paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
             if paused and not active.leaving:
                 self.preempt(active)
@@ -639,7 +667,7 @@ class Groups:
         """Return the groups that a policy may start, by the name that it sees; the rest waits or is taken apart."""
         startable, self.preempted = {}, set()
         for group in list(self._state.resumable.values()):
-            preempted = Preempted.of(group, known_tasks(self._state.db, group.members))
+            preempted = Preempted.of(group, self._state.db.known(group.members))
             self.preempted |= set(preempted.names)
             if self._can_continue(preempted):
                 startable[group.folder] = preempted
@@ -654,7 +682,7 @@ class Groups:
         group, now = preempted.group, time.time()
         paused = [task.id for task in preempted.paused]
         split(self._state.db, group, paused)  # what the group saves next is without them
-        gone = [*known_tasks(self._state.db, paused), *preempted.gone]
+        gone = [*self._state.db.known(paused), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain
         members = sorted((*preempted.present, *gone), key=lambda task: group.members.index(task.id))

@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.core.errors import WeftError
@@ -41,7 +41,7 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
-HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds", "mode", "batch")
+HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds")
 SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself within them
 
 
@@ -95,7 +95,7 @@ class TaskPlanner:
             estimate = self._estimates.get(key)
             known = estimate is not None and unchanged(estimate.get("files"))
             if known and not planned_for_more(estimate, self._pool.task_room()):
-                plans += self._within_limits(task, history_of(task.plan) | dict(estimate))
+                plans += self._within_limits(task, history_of(task) | dict(estimate))
             else:
                 unknown.append((task, key))
         self._teach()
@@ -105,7 +105,11 @@ class TaskPlanner:
             # Users take turns; those of a user whose last task hung come when there are no others.
             first = min(
                 unknown,
-                key=lambda u: (u[0].user in self._stuck, -self._urgency(u[0]), self._turns.get(u[0].user, 0)),
+                key=lambda u: (
+                    u[0].user in self._stuck,
+                    -max(u[0].priority, self._state.raised.get(u[0].id, u[0].priority)),  # or of what waits for it
+                    self._turns.get(u[0].user, 0),
+                ),
             )
             self._ask(planner, *first)
             unknown = [(task, key) for task, key in unknown if task.user != first[0].user]
@@ -113,10 +117,6 @@ class TaskPlanner:
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
-
-    def _urgency(self, task: QueueTask) -> int:
-        """The priority of a task, or that of a planned one that waits for it."""
-        return max(task.priority, self._state.raised.get(task.id, task.priority))
 
     def _ask(self, planner: WorkerProcess, task: QueueTask, key: str) -> None:
         """Have the planner look at a task; users take turns, however many tasks one of them has."""
@@ -127,9 +127,7 @@ class TaskPlanner:
             self.note()
         planner.group = task.id
         kind, options = "inference" if is_inference(task) else "training", run_options_of(task.spec)
-        settings = worker_settings(task)
-        if not task.attempts and "batch" in settings:  # "fit" was decided for the room of then
-            settings["batch"] = task.spec["task"]["batch"]
+        settings = worker_settings(task if task.attempts else replace(task, plan=None))  # decided for the room of now
         send = {"device": device, "task": settings, "options": options, "room": self._pool.task_room()}
         planner.send("plan", id=task.id, **send, kind=kind, devices=self._devices)
 
@@ -193,7 +191,7 @@ class TaskPlanner:
         if runnable is not None:
             self._state.runnable[key] = runnable
         self._estimates[key] = estimate
-        self._plan(self._within_limits(task, history_of(task.plan) | estimate))
+        self._plan(self._within_limits(task, history_of(task) | estimate))
 
     def learn(self, device: str, took: Sequence[Mapping[str, Any]]) -> None:
         """Have the planner learn from what epochs of a group took on ``device``, if that is of this machine.
@@ -288,6 +286,7 @@ class TaskPlanner:
         return task if task.state == "queued" else None
 
 
-def history_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a plan knows of a task besides its estimate: where it continues from, and how it failed."""
-    return {name: value for name, value in (plan or {}).items() if name in HISTORY}
+def history_of(task: QueueTask) -> dict[str, Any]:
+    """What is known of a task besides its estimate: how it failed, where it goes on from and what it began with."""
+    names = (*HISTORY, "mode", "batch") if task.attempts else HISTORY
+    return {name: value for name, value in (task.plan or {}).items() if name in names}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
 import uuid
@@ -27,7 +28,6 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.core.errors import InputError, WeftError
-from weft.core.files import file_name
 from weft.core.plain_data import PlainData
 from weft.sched.queue_state import UserShare
 
@@ -533,9 +533,7 @@ class QueueDB:
 
     def _check_needs(self, batch: Sequence[Submission]) -> None:
         """Refuse to wait for tasks that will never be done."""
-        needs = json.dumps(list(dict.fromkeys(needed for new in batch for needed in new.after)))
-        query = "SELECT json_group_object(id, state) FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
-        states = json.loads(self.connection.execute(query, (needs,)).fetchone()[0])
+        states = self.states(needed for new in batch for needed in new.after)
         for new in batch:
             for needed in new.after:
                 if (state := states.get(needed, "not in the queue")) in ("failed", "cancelled", "not in the queue"):
@@ -583,8 +581,9 @@ class QueueDB:
 
     def _insert_sweep(self, spec: Mapping[str, Any], user: str, now: float) -> str:
         """Write a new sweep; its name: the user's, or ``sweep``, with the next number, which no id of a task has."""
-        stem = file_name(str(spec.get("name") or ""), "sweep")[:80]
-        last = "SELECT max(CAST(substr(name, ?) AS INTEGER)) FROM sweeps WHERE name > ? AND name < ?"  # . follows -
+        stem = re.sub(r"[^\w=.+-]+", "_", str(spec.get("name") or ""), flags=re.ASCII).strip("_.-")[:80] or "sweep"
+        numbers = "SELECT substr(name, ?) AS text FROM sweeps WHERE name > ? AND name < ?"  # . follows -
+        last = f"SELECT max(CAST(text AS INTEGER)) FROM ({numbers}) WHERE text NOT GLOB '*[^0-9]*'"  # not of stem-1-1
         row = self.connection.execute(last, (len(stem) + 2, f"{stem}-", f"{stem}.")).fetchone()
         name = f"{stem}-{(row[0] or 0) + 1}"
         query = "INSERT INTO sweeps (name, user, spec, created) VALUES (?, ?, ?, ?)"
@@ -655,7 +654,7 @@ class QueueDB:
         """Report a task as done, with its result."""
         with self.writing():
             held = self._held(task, worker, attempt)
-            return self._change(held, "done", result=result, error=None, **_NO_WORKER)
+            return self._change(held, "done", result=result, error=None)
 
     def fail(
         self, task: str, worker: str, attempt: int, error: str, retry: bool = False, **known: Mapping[str, Any]
@@ -674,20 +673,19 @@ class QueueDB:
         """
         with self.writing():
             running = self.get(task)
-            known |= {"error": reason, "max_attempts": running.max_attempts + 1, **_NO_WORKER}
-            return self._change(running, "queued", **known)
+            return self._change(running, "queued", error=reason, max_attempts=running.max_attempts + 1, **known)
 
     def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
         """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""
         with self.writing():
             running = self.get(task)
             attempts = running.max_attempts + 1  # a task that is resumed has an attempt
-            return self._change(running, "paused", error=reason, plan=plan, max_attempts=attempts, **_NO_WORKER)
+            return self._change(running, "paused", error=reason, plan=plan, max_attempts=attempts)
 
     def refuse(self, task: str, error: str) -> QueueTask:
         """Fail a task that waits and can never run."""
         with self.writing():
-            return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
+            return self._change(self.get(task), "failed", error=error)
 
     def replan(self, task: str, plan: Mapping[str, Any]) -> None:
         """Replace the plan of a task without changing its state: what is known of it was corrected."""
@@ -737,14 +735,14 @@ class QueueDB:
         """Cancel a task and fail what depends on it; a task that has ended stays as it is. ``by``: for the record."""
         with self.writing():
             present = self.get(task)
-            return present if present.state in ENDED else self._change(present, "cancelled", by, **_NO_WORKER)
+            return present if present.state in ENDED else self._change(present, "cancelled", by)
 
     def pause(self, task: str, by: str = "") -> QueueTask:
         """Keep a task from running until it is resumed; a running one is taken from its worker."""
         with self.writing():
             present = self.get(task)
             attempts = present.max_attempts + (present.state == "running")  # a pause is not a failed attempt
-            return self._change(present, "paused", by, max_attempts=attempts, **_NO_WORKER)
+            return self._change(present, "paused", by, max_attempts=attempts)
 
     def resume(self, task: str, by: str = "") -> QueueTask:
         """Queue a paused task again."""
@@ -789,10 +787,14 @@ class QueueDB:
         """End an attempt; ``known``: what is written of the task besides its state."""
         again = retry and task.attempts < task.max_attempts
         error = f"{error} (attempt {task.attempts} of {task.max_attempts})" if retry and not again else error
-        return self._change(task, "queued" if again else "failed", error=error, **known, **_NO_WORKER)
+        return self._change(task, "queued" if again else "failed", error=error, **known)
 
     def _change(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> QueueTask:
-        """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
+        """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well.
+
+        Only a running task has a worker.
+        """
+        columns = {"worker": None, "lease_until": None, **columns}
         if task.state in ENDED:
             raise QueueError(f"task {task.id!r} has ended already ({task.state}); it cannot become {state}")
         if state not in NEXT_STATES[task.state]:
@@ -838,6 +840,19 @@ class QueueDB:
             raise QueueError(f"there is no task {task!r} in {self.path.name}; check the id")
         return QueueTask.from_row(row)
 
+    def states(self, tasks: Iterable[str]) -> dict[str, str]:
+        """The states of the tasks of those ids that are in the queue."""
+        query = "SELECT json_group_object(id, state) FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
+        found: dict[str, str] = json.loads(self.connection.execute(query, (json.dumps([*set(tasks)]),)).fetchone()[0])
+        return found
+
+    def known(self, tasks: Iterable[str]) -> list[QueueTask]:
+        """The tasks of those ids in their order, without those that were deleted after they had ended."""
+        names = list(tasks)
+        query = "SELECT * FROM tasks WHERE id IN (SELECT value FROM json_each(?))"
+        rows = {row["id"]: row for row in self.connection.execute(query, (json.dumps(names),))}
+        return [QueueTask.from_row(rows[name]) for name in names if name in rows]
+
     def stamps(self, state: str, limit: int) -> dict[str, float]:
         """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
         rows = rows_in_turn(self.connection, "id, updated", state, limit)
@@ -850,17 +865,16 @@ class QueueDB:
     def sweeps(
         self, user: str | None = None, limit: int = 1000, beyond: int = 0, name: str | None = None
     ) -> list[dict[str, Any]]:
-        """Sweeps of a user or a name in order of submission, with how many tasks of each are in which state."""
+        """Sweeps of a user in order of submission, with how many tasks of each are in which state.
+
+        Or the one of that ``name``, with its ``spec``.
+        """
         where = "number > ? AND user = coalesce(?, user) AND name = coalesce(?, name) ORDER BY number LIMIT ?"
         counts = "SELECT state, count(*) AS n FROM tasks WHERE sweep = sweeps.name GROUP BY state"
-        query = f"SELECT *, (SELECT json_group_object(state, n) FROM ({counts})) AS counts FROM sweeps WHERE {where}"
+        columns = f"number, name, user, created, (SELECT json_group_object(state, n) FROM ({counts})) AS counts"
+        query = f"SELECT {columns}{', spec' if name else ''} FROM sweeps WHERE {where}"
         rows = [dict(row) for row in self.connection.execute(query, (beyond, user, name, limit)).fetchall()]
-        return [{**row, "spec": json.loads(row["spec"]), "counts": json.loads(row["counts"])} for row in rows]
-
-    def members(self, sweep: str) -> list[QueueTask]:
-        """The tasks of a sweep in order."""
-        query = "SELECT * FROM tasks WHERE sweep = ? ORDER BY position"
-        return [QueueTask.from_row(row) for row in self.connection.execute(query, (sweep,))]
+        return [row | {key: json.loads(row[key]) for key in row.keys() & {"spec", "counts"}} for row in rows]
 
     def ranked(self, sweep: str) -> list[dict[str, Any]]:
         """Tasks of a sweep with the lowest and with the highest score (one if there is one), and the metric."""
@@ -877,18 +891,16 @@ class QueueDB:
         query = f"SELECT id, position, {of_group}, {scores} FROM tasks WHERE {where} ORDER BY position"
         return self.connection.execute(query, (sweep, graph)).fetchall()
 
-    def rows_as_json(
-        self, state: str | None, user: str | None, limit: int, beyond: int, sweep: str | None = None
-    ) -> tuple[str, list[str], int | None]:
+    def rows_as_json(self, limit: int, beyond: int, **which: str | None) -> tuple[str, list[str], int | None]:
         """Tasks as one JSON text without their plans and results, their ids, and the position to go on beyond.
 
+        ``which``: the values that columns of theirs have, as ``user``; None: any.
         There are fewer than ``limit`` if they have ``MOST_PAGE_BYTES`` before. SQLite makes the text, of many tasks by
         one row: through Python objects it takes three times as long, and other threads have a turn at every row.
         """
         texts: list[str] = []
         names: list[str] = []
-        wanted = {"state": state, "user": user, "sweep": sweep}
-        chosen = {name: value for name, value in wanted.items() if value is not None}
+        chosen = {name: value for name, value in which.items() if value is not None}
         where = " AND ".join(["position > ?", *(f"{name} = ?" for name in chosen)])
         while (count := limit - len(names)) > 0 and (room := MOST_PAGE_BYTES - sum(map(len, texts))) > 0:
             likely = room * len(names) // (MOST_PAGE_BYTES - room) + 1 if names else 100
@@ -909,9 +921,11 @@ class QueueDB:
         return int(self.connection.execute(query, (user, *OPEN)).fetchone()[0])
 
     def bytes_of(self, user: str) -> int:
-        """Bytes of the specs of tasks of ``user`` that have not ended; every one of them is read for it."""
+        """Bytes of the specs of tasks of ``user`` that have not ended, and of their sweeps; each is read for it."""
         query = "SELECT coalesce(sum(length(spec)), 0) FROM tasks WHERE user = ? AND state IN (?, ?, ?, ?)"
-        return int(self.connection.execute(query, (user, *OPEN)).fetchone()[0])
+        is_open = "EXISTS (SELECT 1 FROM tasks WHERE sweep = sweeps.name AND state IN (?, ?, ?, ?))"
+        of_sweeps = f"SELECT coalesce(sum(length(spec)), 0) FROM sweeps WHERE user = ? AND {is_open}"
+        return sum(int(self.connection.execute(q, (user, *OPEN)).fetchone()[0]) for q in (query, of_sweeps))
 
     def last_seq(self) -> int:
         """The sequence number of the last event."""
@@ -948,8 +962,9 @@ class QueueDB:
 
 _METRIC = "json_extract(result, '$.metrics.metric')"
 _DEADLINE = "json_extract(spec, '$.deadline')"
+_DUE = f"coalesce(created + json_extract(spec, '$.infer.latency_target'), {_DEADLINE})"
 _END = "iif(state = 'done', updated, (julianday('now') - 2440587.5) * 86400.0)"  # or now, in seconds since 1970
-_LATE = f"json(iif({_DEADLINE} IS NULL, 'null', iif({_END} > {_DEADLINE}, 'true', 'false')))"
+_LATE = f"json(iif({_DUE} IS NULL, 'null', iif({_END} > {_DUE}, 'true', 'false')))"
 _LISTED = f"""json_object(
     'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
     'kind', coalesce(json_extract(spec, '$.kind'), 'training'),
@@ -957,15 +972,15 @@ _LISTED = f"""json_object(
     'after', json(after), 'attempts', attempts,
     'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
     'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
-    'how', coalesce(json_extract(plan, '$.why'), ''),
-    'metric', {_METRIC},
+    'how', coalesce(json_extract(plan, '$.why'), ''), 'folder', json_extract(result, '$.folder'),
+    'metric', {_METRIC}, 'budget', json_extract(spec, '$.budget'),
+    'why', iif(state = 'queued', 'waits to be planned', ''),
     'status', json_extract(result, '$.status'),
     'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
 )"""
 _STREAMED = """'id: ' || seq || char(10) || 'event: ' || kind || char(10) || 'data: ' || json_object(
     'seq', seq, 'task', task, 'kind', kind, 'time', time, 'data', json(data)) || char(10) || char(10)"""
 SWEEP_CHANGES = {"cancel": ("cancelled", OPEN), "pause": ("paused", OPEN[:3]), "resume": ("queued", ("paused",))}
-_NO_WORKER: Mapping[str, Any] = {"worker": None, "lease_until": None}
 
 
 def _json(value: Any) -> str:

@@ -20,7 +20,7 @@ from weft.core.errors import WeftError
 from weft.core.settings import lower_is_better
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
-from weft.serve.state import COUNTERS, ActiveGroup, is_inference, is_late, is_resident, run_options_of
+from weft.serve.state import COUNTERS, ActiveGroup, is_inference, is_resident, run_options_of
 from weft.serve.submissions import OPERATOR, THE_OPERATOR, BadRequestError, HiddenPaths, Registry, read_request
 from weft.serve.supervisor import Supervisor
 
@@ -35,7 +35,7 @@ MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: de
 
 
 class QueueService:
-    """The queue for request handlers. Every call runs in one of three threads, each with its own connection."""
+    """The queue for request handlers. Every call runs in one of four threads, each with its own connection."""
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
@@ -45,6 +45,7 @@ class QueueService:
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
         self.follows = ThreadPoolExecutor(1, thread_name_prefix="queue events")
+        self.reports = ThreadPoolExecutor(1, thread_name_prefix="reports")  # each is a process that loads torch
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -121,9 +122,9 @@ class QueueService:
         owner = self._task(task).user
         if user not in (OPERATOR, owner):
             raise BadRequestError(f"task {task!r} belongs to {owner or THE_OPERATOR!r}", 403)
-        changed = getattr(self._db, action)(task, user or THE_OPERATOR)
+        getattr(self._db, action)(task, user or THE_OPERATOR)
         self.supervisor.wake()
-        return self.shown(changed)
+        return self.listed(task)
 
     def change_sweep(self, action: Literal["cancel", "pause", "resume"], name: str, user: str) -> dict[str, Any]:
         """Cancel, pause or resume for ``user`` the tasks of a sweep that can be; the sweep, and how many were."""
@@ -142,7 +143,7 @@ class QueueService:
         events = self._db.last_events(task, STATES, MOST_CHANGES)
         changes = [{"time": event.time, "state": event.kind, **self._hidden.data(event.data)} for event in events]
         more = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
-        return {**self.shown(shown), **more, "options": run_options_of(shown.spec)}
+        return {**self.listed(task), **more, "options": run_options_of(shown.spec)}
 
     def _sweep(self, name: str) -> dict[str, Any]:
         for row in self._db.sweeps(name=name):
@@ -153,9 +154,7 @@ class QueueService:
         """Sweeps in order of submission, a page at a time; ``next`` is what to give as ``beyond`` for the next one."""
         _check_page(limit, beyond)
         rows = self._db.sweeps(user, min(limit, MOST_SWEEPS), beyond)
-        listed = [{key: value for key, value in row.items() if key != "spec"} for row in rows]
-        following = rows[-1]["number"] if len(rows) == min(limit, MOST_SWEEPS) else None
-        return {"sweeps": listed, "next": following}
+        return {"sweeps": rows, "next": rows[-1]["number"] if len(rows) == min(limit, MOST_SWEEPS) else None}
 
     def sweep(self, name: str) -> dict[str, Any]:
         """One sweep: its settings, how many tasks are in which state, and the best of those that are done."""
@@ -164,27 +163,24 @@ class QueueService:
         best = rows[0 if lower_is_better(f"val_{metric}") else -1] if rows else None
         return self._hidden.data({**sweep, "best": best, "metric": metric})
 
-    def describe_sweep(self, name: str) -> dict[str, Any]:
-        """Return the input of a sweep's report: its settings, and its tasks with the folders of their results."""
-        return {**self._sweep(name), "members": [self._describe(task) for task in self._db.members(name)]}
+    def report_sweep(self, name: str) -> str:
+        """The report of a sweep as it stands; in the thread of reports."""
+        return self._render(self._sweep(name), sweep=name)
 
-    def describe_task(self, task: str) -> dict[str, Any]:
-        """Return the input of the report of a task that has a result."""
+    def report_task(self, task: str) -> str:
+        """The report of a task that has a result; in the thread of reports."""
         self.file(task, "result.json")
-        entry = self._task(task)
-        if entry.spec.get("kind") == "inference":
+        if is_inference(self._task(task)):
             raise BadRequestError(f"task {task!r} is an inference task, of which there is no report", 409)
-        return {"members": [self._describe(entry)]}
+        return self._render({}, id=task)
 
-    def _describe(self, task: QueueTask) -> dict[str, Any]:
-        folder = (task.result or {}).get("folder")
-        return {**self.shown(task), "folder": None if folder is None else str(self.options.runs / str(folder))}
-
-    def render(self, description: Mapping[str, Any]) -> str:
-        """Render a report in a process of its own, since this one imports no torch; in any thread."""
-        command, text = [sys.executable, "-m", "weft.serve.sweep_result"], json.dumps(description).encode()
+    def _render(self, described: Mapping[str, Any], **which: str) -> str:
+        """Render the report of some tasks in a process of its own, since this one imports no torch."""
+        members, head = self._rows(MOST_LISTED, **which), json.dumps({**described, "runs": str(self.options.runs)})
+        self._close_here()  # the next report may be in a day
+        command, sent = [sys.executable, "-m", "weft.serve.sweep_result"], f'{head[:-1]}, "members": [{members}]}}'
         try:
-            made = subprocess.run(command, input=text, capture_output=True, timeout=RENDER_SECONDS, check=True)
+            made = subprocess.run(command, input=sent.encode(), capture_output=True, timeout=RENDER_SECONDS, check=True)
         except subprocess.SubprocessError as error:
             lines = (getattr(error, "stderr", None) or b"it took too long").decode("utf-8", "replace").splitlines()
             raise WeftError(f"the report could not be made ({self._hidden.text(lines[-1][:200])})") from None
@@ -198,15 +194,17 @@ class QueueService:
         if state is not None and state not in STATES:
             raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")
         _check_page(limit, beyond)
-        text, names, following = self._db.rows_as_json(state, user, limit, beyond, sweep)
+        if sweep is not None:
+            self._sweep(sweep)
+        text, names, following = self._db.rows_as_json(limit, beyond, state=state, user=user, sweep=sweep)
         reasons = self.supervisor.view["why"]
         why = json.dumps({name: reasons[name] for name in names if name in reasons})
-        return self._hidden.json_text(f'{{"tasks": [{text}], "next": {json.dumps(following)}, "why": {why}}}')
+        return self._hidden.text(f'{{"tasks": [{text}], "next": {json.dumps(following)}, "why": {why}}}')
 
     def events(self, since: int, until: int, task: str | None) -> tuple[int, bytes, frozenset[str]]:
         """The number of the last of a page of events, their text, and of which tasks they are."""
         last, text, tasks = self._db.events_as_text(since, until, task, PAGE_EVENTS)
-        return last, self._hidden.json_text(text).encode(), tasks
+        return last, self._hidden.text(text).encode(), tasks
 
     def metrics(self, answers: Mapping[int, int]) -> str:
         """The figures for Prometheus; ``answers``: how many per HTTP status."""
@@ -275,47 +273,23 @@ class QueueService:
         except QueueError:
             raise BadRequestError(f"there is no task {task[:80]!r}", 404) from None
 
-    def shown(self, task: QueueTask) -> dict[str, Any]:
-        """A task as a user sees it; in any thread."""
-        settings = task.spec["task"]
-        plan: Mapping[str, Any] = task.plan or {}
-        why = self.supervisor.view["why"].get(task.id, "") if task.state in ("queued", "planned") else ""
-        if task.state == "queued" and not why:
-            why = "waits to be planned"
-        score, metric = _score(task)
-        return {
-            "id": task.id,
-            "position": task.position,
-            "name": settings.get("name") or "",
-            "kind": task.spec.get("kind", "training"),
-            "state": task.state,
-            "user": task.user,
-            "deadline": task.spec.get("deadline"),
-            "late": is_late(task),
-            "budget": task.spec.get("budget"),
-            "priority": task.priority,
-            "after": list(task.after),
-            "attempts": task.attempts,
-            "task": settings,
-            "created": task.created,
-            "updated": task.updated,
-            "bytes": plan.get("bytes"),
-            "seconds": plan.get("seconds"),
-            "why": self._hidden.text(why),
-            "how": self._hidden.text(str(plan.get("why", ""))),
-            "error": task.error and self._hidden.text(task.error),
-            "score": score,
-            "metric": metric,
-            "sweep": task.sweep,
-            "status": (task.result or {}).get("status"),
-        }
+    def listed(self, task: str) -> dict[str, Any]:
+        """A task as a user sees it."""
+        row: dict[str, Any] = json.loads(self._rows(1, id=task))
+        why = self.supervisor.view["why"].get(task) if row["state"] in ("queued", "planned") else None
+        return row | ({"why": self._hidden.text(why)} if why else {})
 
+    def submitted(self, tasks: Sequence[QueueTask]) -> str:
+        """The answer to a submission, as JSON."""
+        return f'{{"tasks": [{self._rows(len(tasks), tasks[0].position - 1)}]}}'
 
-def _score(task: QueueTask) -> tuple[float | None, str | None]:
-    """The score of a task that has ended, and the metric that it is of."""
-    metrics = (task.result or {}).get("metrics", {})
-    metric = metrics.get("metric")
-    return (metrics.get(f"val_{metric}") if metric else None), metric
+    def _rows(self, count: int, beyond: int | None = 0, **which: str) -> str:
+        """Up to ``count`` tasks as users see them, as JSON."""
+        texts = list[str]()
+        while count > 0 and beyond is not None:
+            text, names, beyond = self._db.rows_as_json(count, beyond, **which)
+            texts, count = [*texts, *filter(None, [text])], count - len(names)
+        return self._hidden.text(", ".join(texts))
 
 
 def _check_page(limit: int, beyond: int) -> None:
@@ -482,18 +456,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def metrics_text(view: Mapping[str, Any], counts: Mapping[str, int], requests: Mapping[int, int]) -> str:
     """All figures; ``view`` is the supervisor's, ``counts`` tasks per state, ``requests`` answers per HTTP status."""
-    held: Counter[str] = Counter()
-    estimated: Counter[str] = Counter()
-    for group in view.get("running", ()):
-        held[group["device"]] += group["held"]
-        estimated[group["device"]] += group["bytes"]
-    budgets = {device["name"]: device["budget"] for device in view.get("devices", ())}
+    devices, totals = view.get("devices", ()), view.get("counters", {})
+    budgets, held, aside = ({each["name"]: each[key] for each in devices} for key in ("budget", "bytes", "estimate"))
     busy = {worker["name"]: int(bool(worker["group"])) for worker in view.get("workers", ())}
-    totals, aside = view.get("counters", {}), {device: estimated[device] for device in budgets}
     figures: list[tuple[str, str, str, str, Mapping[Any, int]]] = [  # name, type, help, label, values by label
         ("weft_tasks", "gauge", "Tasks in the queue by state.", "state", counts),
         ("weft_device_budget_bytes", "gauge", "Bytes that tasks may take.", "device", budgets),
-        ("weft_device_held_bytes", "gauge", "Bytes held by running groups.", "device", {d: held[d] for d in budgets}),
+        ("weft_device_held_bytes", "gauge", "Bytes held by running groups.", "device", held),
         ("weft_device_estimated_bytes", "gauge", "Bytes set aside for running groups.", "device", aside),
         ("weft_worker_busy", "gauge", "1 for a worker that runs a group, or plans a task.", "worker", busy),
         *((f"weft_{name}_total", "counter", text, "", {"": totals.get(name, 0)}) for name, text in COUNTERS.items()),

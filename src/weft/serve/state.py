@@ -158,11 +158,6 @@ def planned_for_more(plan: Mapping[str, Any], room: int | None) -> bool:
     return room is not None and plan["bytes"] > room < plan.get("room", math.inf)
 
 
-def own_names(tasks: Sequence[QueueTask]) -> dict[str, str | None]:
-    """The names that users gave to ``tasks``, by id; None for a task without one."""
-    return {task.id: task.spec["task"].get("name") for task in tasks}
-
-
 def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
     """Tasks less those with the settings of another, which no sweep may have twice: they start in a later group.
 
@@ -217,7 +212,7 @@ class ActiveGroup:
     took: Mapping[str, Any] | None = None  # of the processor, once it has ended
     may_run: dict[str, float] = field(default_factory=dict)  # seconds, of members with a time limit
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
-    contest: tuple[str, str, str] | None = None  # of a sweep that is pruned: see :mod:`weft.serve.rivals`
+    contest: tuple[str, str, str] | None = None  # of a sweep that is pruned
     first: int = 0  # the position of its first member
     scores: dict[str, Any] = field(default_factory=dict)  # of such a sweep, by member
     began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
@@ -340,6 +335,8 @@ class SupervisorState:
                         self.db.replan(name, {**(task.plan or {}), RAN: had})
         shares = [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
         self.db.end_group(active.group.id, how, note, shares)
+        if how == "preempted":
+            self.resumable[active.group.id] = replace(active.group, state=how, note=note)
 
     def fail(self, active: ActiveGroup, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
         """Report that an attempt of a member failed, and what is known of the task now, in one transaction.

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.core.errors import InputError, SpecError, WeftError
+from weft.core.errors import InputError, SpecError
 from weft.core.models import BUILT_IN
 from weft.core.run_options import RunOptions, options_of
 from weft.core.settings import Rule, is_reference, plain_hop, read_fanout
@@ -121,14 +121,6 @@ def check_option(name: str, value: Any) -> Any:
     return checked
 
 
-def _option(body: Mapping[str, Any], name: str) -> Any:
-    """The value of an option in a request."""
-    try:
-        return check_option(name, body.get(name))
-    except InputError as error:
-        raise BadRequestError(str(error)) from None
-
-
 # ---- From a request to an inference task: the weights of a task of the queue or of a file, a graph, nodes, a target.
 #
 # ``{"infer": {"of": TASK, "nodes": "test", "latency_target": 0.5}}`` uses the best weights of a task, once it is done.
@@ -165,7 +157,7 @@ def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> t
         raise BadRequestError("a task must be an object of settings")
     if infer.get("graph") is not None:
         settings = {**settings, "graph": infer["graph"]}
-    target = _option(infer, "latency_target")
+    target = check_option("latency_target", infer.get("latency_target"))
     resident = infer.get("resident", False)
     if not isinstance(resident, bool) or (resident and nodes is not None):
         raise BadRequestError("infer.resident must be true or false, and a resident model is given nodes by requests")
@@ -193,12 +185,12 @@ def read_prediction(body: bytes) -> dict[str, Any]:
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(PREDICT_FIELDS)}")
     check_node_list(request.get("nodes"), "nodes", MOST_PREDICTED)
-    try:
-        fanout = None if request.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(request["fanout"])]
-        seed = Rule(int, low=0, below=2**62).check("", "seed", request.get("seed", 0))
-    except InputError as error:
-        raise BadRequestError(str(error)) from None
-    return {**request, "fanout": fanout, "seed": seed, "latency_target": _option(request, "latency_target")}
+    fanout = None if request.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(request["fanout"])]
+    seed = Rule(int, optional=True, low=0, below=2**62).check("", "seed", request.get("seed"))
+    if seed is not None and fanout is None:
+        raise BadRequestError("seed would have no effect: nothing is drawn without fanout")
+    target = check_option("latency_target", request.get("latency_target"))
+    return {**request, "fanout": fanout, "seed": seed, "latency_target": target}
 
 
 # ---- Who may use the server: tokens and the users they stand for.
@@ -394,7 +386,8 @@ def read_request(
     request = read_json(body)
     if not isinstance(request, dict):
         raise BadRequestError('the body must be an object such as {"task": {"graph": "demo", "model": "gcn"}}')
-    priority, limit, most = _option(request, "priority"), _option(request, "time_limit"), options.time_limit
+    priority, limit = (check_option(name, request.get(name)) for name in ("priority", "time_limit"))
+    most = options.time_limit
     if user != OPERATOR and (priority or 0) > options.max_priority:
         cap = f"users of this server may give at most {options.max_priority}"
         raise BadRequestError(f"priority={priority}: {cap}; lower it, or ask the operator to submit it", 403)
@@ -402,7 +395,7 @@ def read_request(
         raise BadRequestError(f"time_limit={limit:g}: a task may run for at most {most:g} s here; lower it")
     new = read_submissions(request, registry, submitting_user(request, user), find)
     new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
-    return new, sum(len(submission.text) for submission in new)
+    return new, sum(len(submission.text) for submission in new) + len(json.dumps(new[0].sweep or {}))
 
 
 def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> list[Submission]:
@@ -434,9 +427,10 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
         what = f"{len(specs):,} tasks that each wait for {len(after):,} others"
         most = f"a submission may have {MOST_DEPENDENCIES:,} dependencies"
         raise BadRequestError(f"{what} are too many; {most}: name fewer tasks in after, such as the last of a chain")
-    key, priority, attempts = (_option(body, name) for name in ("key", "priority", "max_attempts"))
+    key, priority, attempts = (check_option(name, body.get(name)) for name in ("key", "priority", "max_attempts"))
     # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
-    limits = {name: _option(body, name) for name in ("deadline", "time_limit")} | {"max_attempts": attempts}
+    limits = {name: check_option(name, body.get(name)) for name in ("deadline", "time_limit")}
+    limits |= {"max_attempts": attempts}
     limits |= {"budget": options.pop("budget", None), "options": options or None}
     limits = {name: value for name, value in limits.items() if value is not None}
     return [
@@ -471,15 +465,12 @@ def _sweep(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _run_options(body: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the run options of a request as plain data, checked as :func:`weft.run` checks them for its tasks."""
     given = {name: body[name] for name in RUN_OPTIONS if body.get(name) is not None}
-    try:
-        options = RunOptions.of(**given)
-        plain = options.for_queue
-        if given.keys() - {"budget"}:
-            if body.get("infer") is not None:
-                raise SpecError(f"{option(*next(iter(given.items())))} is for trainings; leave it out")
-            options.check_tasks([Task.from_dict(spec["task"]) for spec in specs])
-    except InputError as error:
-        raise BadRequestError(str(error)) from None
+    options = RunOptions.of(**given)
+    plain = options.for_queue
+    if given.keys() - {"budget"}:
+        if body.get("infer") is not None:
+            raise BadRequestError(f"{option(*next(iter(given.items())))} is for trainings; leave it out")
+        options.check_tasks([Task.from_dict(spec["task"]) for spec in specs])
     return plain
 
 
@@ -503,8 +494,6 @@ def _spec(task: Any, registry: Registry) -> dict[str, Any]:
         raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
     try:
         checked = Task.from_dict(settings)
-    except WeftError as error:
-        raise BadRequestError(str(error)) from None
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
     if checked.split == ALL_SPLITS:
@@ -538,22 +527,16 @@ class HiddenPaths:
 
     def __init__(self, *roots: Path | None) -> None:
         paths = [path for root in roots if root is not None for path in (root.absolute(), root.resolve())]
-        self._roots = [f"{path}/" for path in dict.fromkeys(paths) if len(path.parts) > 1]
-        escaped = [json.dumps(root, ensure_ascii=ascii) for root in self._roots for ascii in (False, True)]
-        self._in_json = list(dict.fromkeys(root[1:-1] for root in escaped))
+        plain = [f"{path}/" for path in dict.fromkeys(paths) if len(path.parts) > 1]
+        escaped = [json.dumps(root, ensure_ascii=ascii)[1:-1] for root in plain for ascii in (False, True)]
+        self._roots = list(dict.fromkeys([*plain, *escaped]))
 
     def text(self, text: str) -> str:
-        """``text`` without the roots."""
+        """``text``, which may be JSON, without the roots."""
         for root in self._roots:
-            text = text.replace(root, "")
-        return text
-
-    def json_text(self, text: str) -> str:
-        """A text of JSON without the roots."""
-        for root in self._in_json:
             text = text.replace(root, "")
         return text
 
     def data(self, value: Any) -> Any:
         """Plain data without the roots, also in names."""
-        return json.loads(self.json_text(json.dumps(value, ensure_ascii=False)))
+        return json.loads(self.text(json.dumps(value, ensure_ascii=False)))

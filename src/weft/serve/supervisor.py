@@ -34,13 +34,13 @@ from weft.serve.groups import (
     Groups,
     Preempted,
     split,
+    update_scores,
     why_gone,
 )
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import LostQueueError, Owner, QueueDB, QueueTask
 from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
-from weft.serve.rivals import update_scores
 from weft.serve.state import (
     RESTARTED,
     TRANSIENT_ERRORS,
@@ -90,13 +90,15 @@ class Scheduler:
         self._user_seconds = self._state.user_seconds()
         groups = self._groups.ready()
         apart = [task for task in waiting if task.id not in self._groups.preempted]
-        ready = [task for task in apart if not self._held_back(task, task.id in running)]
+        states = self._state.db.states(name for task in apart for name in task.after)
+        ready = [task for task in apart if not self._held_back(task, task.id in running, states)]
         groups, ready, suspect = self._limit_to_suspect(groups, ready)
         decision = self._decide(groups, ready)
+        room = self._pool.task_room()
         for name, reason in decision.refuse.items():
             if name in groups:
                 self._groups.take_apart(groups[name], reason)
-            elif name in self._known and self._can_plan_smaller(self._known[name]):
+            elif (task := self._known.get(name)) and not task.attempts and planned_for_more(task.plan or {}, room):
                 unless_lost(self._state.db.unplan, name)
                 self._state.dirty = True
             else:
@@ -126,10 +128,6 @@ class Scheduler:
             if name != PLANNER and worker.group and worker.fetched != needs:  # it prepares that while it trains
                 worker.fetched = needs
                 worker.send("prefetch", **needs)
-
-    def _can_plan_smaller(self, task: QueueTask) -> bool:
-        """Whether a task that does not fit has not begun, and was planned when there was more room."""
-        return not task.attempts and planned_for_more(task.plan or {}, self._pool.task_room())
 
     def _limit_to_suspect(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
@@ -220,8 +218,11 @@ class Scheduler:
                 seconds[user] = seconds.get(user, 0.0) + active.will_have
         return seconds
 
-    def _held_back(self, task: QueueTask, runs: bool) -> bool:
-        """True if a task cannot start yet for a reason that no policy sees; ``runs``: a worker still has it."""
+    def _held_back(self, task: QueueTask, runs: bool, states: Mapping[str, str]) -> bool:
+        """True if a task cannot start yet for a reason that no policy sees.
+
+        ``runs``: a worker still has it. ``states``: of what it waits for.
+        """
         if runs:
             self._state.why[task.id] = "its last run is still ending"
             return True
@@ -233,7 +234,7 @@ class Scheduler:
         if most is not None and had > most:
             self._state.why[task.id] = f"tasks of its user ran for {had:.0f} s in 24 hours, and may run for {most:g} s"
             return True
-        open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
+        open_names = [name for name in task.after if states.get(name) != "done"]
         if open_names:
             self._state.why[task.id] = waits_for(open_names)
         return bool(open_names)
@@ -388,13 +389,15 @@ class Supervisor(threading.Thread):
         for active in self.state.active.values():
             for device in active.running.places:
                 estimated[device] += active.group.bytes
-        for device in self.pool.room:
+        devices = []
+        for device, room in self.pool.room.items():
             memory = {"bytes": held[device], "kept": kept[device], "estimate": estimated[device]}
             self._samples.append({"time": now, "device": device, **memory, "busy": busy.get(device, 0.0)})
+            devices.append({"name": device, "budget": room, **memory})
         return {
             "time": now,
             "draining": self.state.draining,
-            "devices": [{"name": name, "budget": room} for name, room in self.pool.room.items()],
+            "devices": devices,
             "workers": [
                 {"name": w.name, "device": w.device, "pid": w.pid, "ready": w.ready, "group": w.group, "bytes": w.bytes}
                 for w in self.pool.workers.values()
@@ -520,14 +523,11 @@ class Supervisor(threading.Thread):
             update_scores(self.state, active, event["members"])
         elif event["event"] == "resident":
             (name,) = active.members
-            active.answers_for = frozenset({name, *self._trained_as(self.state.db.get(name))})
+            get, active.answers_for = self.state.db.get, frozenset({name})
+            of, graph = get(name).spec["infer"].get("of"), get(name).spec["task"].get("graph")
+            if of is not None and get(of).spec["task"].get("graph") == graph:  # the task whose weights it has
+                active.answers_for |= {of}
         self.state.records += records_of(event, active.members, active.group.id)
-
-    def _trained_as(self, task: QueueTask) -> list[str]:
-        """The task whose weights a resident one has, if its graph is the same."""
-        of = task.spec["infer"].get("of")
-        same = of is not None and self.state.db.get(of).spec["task"].get("graph") == task.spec["task"].get("graph")
-        return [of] if same else []
 
     def _done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A group has ended; estimates to come learn from it, unless others slowed it down."""

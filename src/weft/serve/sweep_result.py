@@ -103,11 +103,12 @@ def write_sweep(folder: Path, description: Mapping[str, Any], member_folders: Se
 def main() -> None:
     """Read a description from stdin and write its report to stdout."""
     description = json.load(sys.stdin)
-    folders = [None if member["folder"] is None else Path(member["folder"]) for member in description["members"]]
+    runs, members = Path(description["runs"]), description["members"]
+    folders = [None if member["folder"] is None else runs / member["folder"] for member in members]
     if "spec" in description:
         page = render_sweep_report(sweep_result(description, folders))
     else:
-        (member,) = description["members"]
+        (member,) = members
         name = member["name"] or member["id"]
         page = render_report(member_result(member, name, folders[0], {member["id"]: name}))
     sys.stdout.buffer.write(page.encode())

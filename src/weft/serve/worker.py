@@ -299,7 +299,12 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
-            with limit, sharing(self._kept.store) as took, _ranks_on(devices):
+            ranks: AbstractContextManager[None] = nullcontext()
+            if devices:
+                from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
+
+                ranks = ranks_on(devices)
+            with limit, sharing(self._kept.store) as took, ranks:
                 result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()
@@ -347,7 +352,7 @@ class Worker:
                     continue
                 count += 1
                 try:
-                    found = answer(predictor, asked["nodes"], asked.get("fanout"), asked.get("seed", 0))
+                    found = answer(predictor, asked["nodes"], asked.get("fanout"), asked.get("seed"))
                 except WeftError as error:
                     found = {"error": str(error)}
                 except Exception as error:  # it may have broken the device: the process is replaced
@@ -370,14 +375,6 @@ class Worker:
                 self._channel.say("event", group=group, event=event.to_dict())
 
         return listen
-
-
-def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:
-    if not devices:
-        return nullcontext()
-    from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
-
-    return ranks_on(devices)
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:

@@ -205,13 +205,11 @@ class PreparedStarts:
         paths = checkpoints_in(folder)
         return {
             "graph": isinstance(tasks[0].graph, str) and self._kept.store.holds(tasks[0].graph),
-            "weights": sum(self._has_weights(task.label) for task in tasks),
+            "weights": sum(
+                bool(keys := self._keys.get(task.label)) and all(map(DRAWN_AHEAD.has, keys)) for task in tasks
+            ),
             "checkpoint": all(PREFETCHED.has(file_state(path)) for path in paths) if paths else None,
         }
-
-    def _has_weights(self, task: str) -> bool:
-        keys = self._keys.get(task)
-        return bool(keys) and all(map(DRAWN_AHEAD.has, keys or ()))
 
     def drop_used(self) -> None:
         """Release what a group that has started began with."""

@@ -90,12 +90,21 @@ class MixesRows(nn.Module):
         return self.last(h / h.square().sum(1).mean().sqrt(), adj)
 
 
-def test_a_module_that_mixes_rows_is_computed_on_the_whole_graph(ring):
-    result = trained(ring, MixesRows)
+class MixesLogits(weft.nn.GCN):
+    """A subclass of a model of Weft's, whose rows depend on all others as well."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, 8, out_features)
+
+    def forward(self, x, adj, first=None, layer=None):
+        logits = super().forward(x, adj, first=first, layer=layer)
+        return logits - logits.mean(0)
+
+
+@pytest.mark.parametrize("model", [MixesRows, MixesLogits])
+def test_a_module_that_mixes_rows_is_computed_on_the_whole_graph(ring, model):
+    result = trained(ring, model)
     assert torch.equal(result.predict_logits(nodes=NODES), result.predict_logits()[NODES])
-
-
-# ---- sampled ---------------------------------------------------------------------------------------------------
 
 
 class Pyg(nn.Module):
@@ -106,6 +115,41 @@ class Pyg(nn.Module):
 
     def forward(self, x, edge_index):
         return self.last(self.first(x, edge_index).relu(), edge_index).log_softmax(-1)
+
+
+class NamesItsLayers(nn.Module):
+    """``layer``, ``first`` and ``convs`` are the user's own words here, not those of Weft's models."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.convs = nn.ModuleList([weft.nn.SAGEConv(in_features, 8), weft.nn.SAGEConv(8, out_features)])
+
+    def forward(self, x, adj, layer=None, first=True):
+        h = self.convs[0](x, adj).relu()
+        return h if layer == 1 else self.convs[1](h if first else x, adj)
+
+
+class NamesItsLayersAsPyg(Pyg):
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features)
+        self.convs = nn.ModuleList([self.first, self.last])
+
+    def forward(self, x, edge_index, layer=None):
+        h = super().forward(x, edge_index)
+        return h if layer is None else h[:0]
+
+
+@pytest.mark.parametrize("model", [NamesItsLayers, NamesItsLayersAsPyg])
+def test_arguments_of_a_users_forward_keep_their_defaults_whatever_they_are_called(ring, model):
+    result = trained(ring, model, mode="sampled", batch=8192, fanout=[3, 3], epochs=1)
+    with torch.no_grad():
+        plain = result.model(ring.x, ring.adj)
+    assert torch.allclose(result.predict_logits(nodes=NODES), plain[NODES], atol=1e-5)
+    assert torch.allclose(result.predict_logits(nodes=NODES, fanout=[-1, -1]), plain[NODES], atol=1e-5)
+    assert result.embed(nodes=NODES).shape == (5, 8)
+
+
+# ---- sampled ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "rgcn", Pyg])
@@ -129,6 +173,39 @@ def test_sampled_predictions_depend_on_their_seed_and_node_alone(model):
 def test_a_fan_out_that_cannot_be_used_is_one_sentence(fanout, told):
     with pytest.raises(SpecError, match=told):
         trained(tiny_graph()).predict(fanout=fanout)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "told"),
+    [
+        ("gcn", {"seed": 3}, "seed=3 would have no effect: nothing is drawn without fanout="),
+        ("gcn", {"seed": "x", "fanout": [2, 2]}, "seed='x' must be a whole number"),
+        ("gcn", {"seed": -1, "fanout": [2, 2]}, "seed=-1 must be at least 0"),
+        ("gcn", {"layerwise": True, "fanout": [2, 2]}, "layerwise=True would have no effect with fanout="),
+        ("gcn", {"layerwise": "yes"}, "layerwise='yes' must be true or false"),
+        (MixesRows, {"layerwise": True}, "layerwise=True needs one of Weft's own models, not MixesRows"),
+    ],
+)
+def test_options_that_nothing_would_read_are_refused(model, options, told):
+    with pytest.raises(SpecError, match=told):
+        trained(tiny_graph(), model).predict(nodes=[1], **options)
+
+
+def test_layers_that_keep_their_edges_are_not_sampled():
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    class Keeps(nn.Module):
+        def __init__(self, in_features, out_features):
+            super().__init__()
+            self.only = pyg.GCNConv(in_features, out_features, cached=True)
+
+        def forward(self, x, edge_index):
+            return self.only(x, edge_index)
+
+    result = trained(tiny_graph(), Keeps)
+    assert torch.equal(result.predict_logits(nodes=[4, 2]), result.predict_logits()[[4, 2]])
+    with pytest.raises(SpecError, match="only has cached=True, and would use the edges of the first graph"):
+        result.predict(fanout=[1])
 
 
 # ---- embeddings ------------------------------------------------------------------------------------------------
@@ -191,6 +268,7 @@ def test_embeddings_of_users_modules_or_a_sentence():
     with pytest.raises(SpecError, match="its last hidden layer is; give layer=, the name of a part: one, two"):
         adds.embed()
     assert adds.embed(layer="two").shape == (60, 3)
+    assert trained("demo").embed(layer="convs.0").shape == (2400, 8)  # of sparse features
     with pytest.raises(SpecError, match="no rows from a part 'three'; give layer=, the name of a part: one, two"):
         adds.embed(layer="three")
     with pytest.raises(SpecError, match="have no numbers; give the name of one"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from examples.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from tests.flow.graphs import random_graph
 from weft.batches import FeatureStore, NeighbourSampler, SeedOrder
 from weft.batches.division.executor import DividedPipeline
 from weft.batches.division.preparers import ExactDevice, ExactHost
-from weft.batches.division.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from weft.core.division import Division
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import json
 import pytest
 
 import weft
+from examples.thread_accelerator import ThreadAccelerator
 from tests.flow.memory_errors import MEMORY_ERRORS
 from weft.batches.division.profiler import Profiled
-from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.errors import TrainingError
 
 

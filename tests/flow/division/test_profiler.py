@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from examples.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from tests.flow.division.preparers import order, sides
 from weft.batches.division import profiler
 from weft.batches.division.profiler import Call, Calls, Profiled, TimeLimit, all_at_once, background, profile
-from weft.batches.division.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from weft.core.division import typical
 from weft.planner.division.partitioner import Limits, partition
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from examples.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from tests.flow.division.preparers import order, sides
 from tests.planner.division.constraints import violations
 from weft.batches.division.executor import DividedPipeline
-from weft.batches.division.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from weft.core.division import Division
 from weft.planner.division.simulator import Activity, Simulation
 

@@ -14,6 +14,7 @@ from weft.planner.cost.sharding import (
     HOST_MEMORY,
     INFINIBAND,
     NVLINK4,
+    OverRanks,
     estimate_sampled_sharding,
     estimate_sharding,
     exchange_widths,
@@ -36,8 +37,8 @@ COST = Cost(
 TASK = Task(graph="big", model="gcn", hidden=64, layers=3)
 
 
-def of(ranks, link=NVLINK4, **more):
-    return estimate_sharding([TASK], COST, STATS, ranks, link, parameters=20_000, **more)
+def of(ranks, link=NVLINK4, fixed_bytes=0, **more):
+    return estimate_sharding([TASK], COST, STATS, OverRanks(ranks, link, 20_000, fixed_bytes), **more)
 
 
 def test_one_rank_is_one_device():
@@ -84,9 +85,7 @@ BATCHES = replace(COST, phases={"forward": 0.4, "evaluation": 0.1}, training_byt
 
 def sampled(ranks, link=NVLINK4):
     """Over ranks, if an epoch takes as long with smaller batches."""
-    return estimate_sampled_sharding(
-        [SAMPLED], BATCHES, BATCHES, TRAINED, ranks, link, row_bytes=400, parameters=20_000
-    )
+    return estimate_sampled_sharding([SAMPLED], BATCHES, BATCHES, TRAINED, OverRanks(ranks, link, 20_000), 400)
 
 
 def test_one_rank_of_sampled_training_is_one_device():

@@ -100,7 +100,7 @@ def test_sampled_structures_share_batches_however_large_the_graph_is(device):
     tasks = [Task(graph="g", name=model, model=model, **SAMPLED) for model in ("sage", "gcn", "gat")]
     (shared,) = group(tasks, PRODUCTS, device)
     assert (shared.join, shared.stacks) == ("in turn", ((0,), (1,), (2,)))
-    assert "shares batches with sage of 3 layers x 1: sampled and fetched once" in text([shared])
+    assert "sharing batches with sage of 3 layers x 1: sampled and fetched once" in text([shared])
     assert names(group(tasks, PRODUCTS, device, weave="off")) == [("sage",), ("gcn",), ("gat",)]
     whole = [Task(graph="g", name=model, model=model, layers=3) for model in ("sage", "gcn")]
     assert names(group(whole, PRODUCTS, device)) == [("sage",), ("gcn",)], "every kernel fills the device"

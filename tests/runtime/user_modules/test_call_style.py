@@ -61,6 +61,11 @@ class NeedsWeights(Base):
         return self.second(self.first(x, edge_index, edge_weight), edge_index)
 
 
+class NeedsLayer(Base):
+    def forward(self, x, adj, layer):
+        return self.both(x, adj)
+
+
 class NeedsMore(Base):
     def forward(self, x, adj, depth):
         return x
@@ -165,6 +170,7 @@ def test_required_weights_are_given_where_the_graph_has_them():
         (NeedsAttributes, r"edge_attr\) of NeedsAttributes \(line \d+ of .*call_style.py\) needs 'edge_attr': "),
         (NeedsWeights, "needs 'edge_weight': the edges of this graph have none"),
         (NeedsMore, "needs 'depth': it is called with x and the adjacency"),
+        (NeedsLayer, "needs 'layer': it is called with x and the adjacency"),
         (Doubled, r"RuntimeError: .*dtype.* \(line \d+ of .*test_call_style.py\)"),
         (Wrong, r"RuntimeError: mat1 and mat2 .* \(line \d+ of .*test_call_style.py\)"),
     ],

@@ -1,8 +1,7 @@
 """What prepares batches: a host and a device, each with batches of their exact or of a padded size, and their clocks.
 
-Hardware takes part by implementing :class:`Hardware`; :class:`Gpu` is what Weft has, and
-:class:`weft.batches.division.thread_accelerator.ThreadAccelerator` another one. A ``profile_key`` distinguishes
-hardware of the same name, so that measured phases are not mixed up.
+Hardware takes part by implementing :class:`Hardware`; :class:`Gpu` is what Weft has, ``examples/thread_accelerator.py``
+another one. A ``profile_key`` distinguishes hardware of the same name, so that measured phases are not mixed up.
 
 Shapes: S seeds, N nodes, M node capacity, R rows that no cache has, F features, h hops, seeds outwards.
 """

@@ -15,15 +15,7 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.build import row_offsets
-from weft.graph.generate.draws import (
-    Popularity,
-    Stream,
-    below,
-    distinct_keys,
-    hash_,
-    sort_values,
-    stream_key,
-)
+from weft.graph.generate.draws import Popularity, Stream, below, distinct_keys, hash_, sort_values, stream_key
 from weft.ops.csr.adjacency import offset_dtype
 
 CHUNK_EDGES = 2**26  # an int64 temporary of 512 MiB; about ten of them live at once

@@ -7,7 +7,7 @@
 | numpy archive              | .npz                                  | directed, name          |
 | edge list, a line per edge | .csv .tsv .txt .edges .edgelist (.gz) | of ``Graph.from_edges`` |
 | edge list                  | .parquet .pq                          | of ``Graph.from_edges`` |
-| edges and nodes, any ids   | edges.csv beside nodes.csv, or nodes= | of ``Graph.from_edges`` |
+| edges and nodes, any ids   | edges.csv next to nodes.csv, or nodes= | of ``Graph.from_edges`` |
 | any other kind of file     | entry point ENDING in weft.readers    | of the plug-in          |
 """
 

@@ -1,4 +1,4 @@
-"""Read a node table (features, label, split) beside an edge table, both CSV or Parquet, with ids of any kind.
+"""Read a node table (features, label, split) next to an edge table, both CSV or Parquet, with ids of any kind.
 
 The node table has a column ``id`` (or node, node_id); ``label`` (or y, class, target) and ``split`` (train, val, test
 or empty) are optional; every other column is a feature. Ids are compared as text and kept as ``graph.ids``.
@@ -98,8 +98,8 @@ def read_tables(path: str | Path, nodes: str | Path | None = None, **fields: Any
         arrays[key] = np.array([number.get(value, -1) for value in values], dtype=np.int64)
         if (arrays[key] < 0).any():
             value, place = values[row := int(arrays[key].argmin())][:80], edges.places[row]
-            known = "" if nodes is None else f" that {Path(nodes).name} has"
-            raise GraphError(f"{path} {place}: {key} {value!r} is no id{known}; add a row for it, or correct it")
+            which = "" if nodes is None else f" that {Path(nodes).name} has"
+            raise GraphError(f"{path} {place}: {key} {value!r} is no id{which}; add a row for it, or correct it")
     if "relation" in arrays and not (arrays["relation"] % 1).any():  # else they are refused, as ids must be whole
         arrays["relation"] = arrays["relation"].astype(np.int64)
     own = {"name": path.parent.name or path.stem, "num_nodes": len(ids)}
@@ -131,13 +131,13 @@ def _node_columns(table: Table) -> tuple[list[str], dict[str, Any], list[str]]:
         values = ["" if value.lower() == "nan" else value for value in table.columns[label]]
         try:
             numbers = np.array([value or "nan" for value in values], dtype=np.float64)
-            given = numbers[~np.isnan(numbers)]
-            whole = ((given == np.floor(given)) & (abs(given) < 2**53)).all()
+            numbered = numbers[~np.isnan(numbers)]
+            whole = ((numbered == np.floor(numbered)) & (abs(numbered) < 2**53)).all()
             fields["y"] = np.nan_to_num(numbers, nan=-1).astype(np.int64) if whole else numbers
         except ValueError:  # names of classes
             classes = sorted({*values} - {""})
-            known = {name: position for position, name in enumerate(classes)}
-            fields["y"] = np.array([known.get(value, -1) for value in values])
+            position_of = {name: position for position, name in enumerate(classes)}
+            fields["y"] = np.array([position_of.get(value, -1) for value in values])
             shown = ", ".join(f"{position} = {name[:80]}" for position, name in enumerate(classes[:20]))
             notes.append(f"{table.path.name}: classes by name: {shown}{', ...' if len(classes) > 20 else ''}")
     if "split" in plain:

@@ -637,7 +637,7 @@ def backward_in_two_passes(
 ) -> None:  # fmt: skip
     """Fill ``grad_x [..., M, H, D]`` and ``grad_a [..., M, H]``; ``grad`` is one row for all heads if ``shared``.
 
-    The first pass leaves ``loss[j] = sum over the out-edges of j of alpha * slope(e) * delta`` beside the coefficients.
+    The first pass leaves ``loss[j] = sum over the out-edges of j of alpha * slope(e) * delta`` next to the coefficients.
     """
     work, partials = back.work, back.work.hub_of_partial.numel()
     M, H, D = x.shape[-3:]

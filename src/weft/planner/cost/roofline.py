@@ -91,8 +91,7 @@ TIMED_AS = {"gather": "scatter", "reduction": "pointwise", "allocation": "pointw
 EFFICIENCY = {"attention": 2.0, "scatter": 2.8}
 EFFICIENCY_ON_CPU = {"attention": 3.5, "scatter": 2.8}
 # Torch's layer norm gives every row a block of its own on a GPU, however short it is: what counts are rows, not bytes.
-# Seconds a row, from random modules with and without one (benchmarks/results/estimates.json, H200), by
-# direction.
+# Seconds a row, from random modules with and without one (benchmarks/results/estimates.json, H200), by direction.
 ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
 H200_SMS = 132
 # Weft's own products over the rate of a library's large one, in tf32 or bf16: of rows, and those whose inner dimension
@@ -195,12 +194,7 @@ class EpochClock:
     """
 
     def __init__(
-        self,
-        program: Program,
-        machine: Machine,
-        calibration: Calibration,
-        stats: GraphStats | None,
-        mode: RunMode,
+        self, program: Program, machine: Machine, calibration: Calibration, stats: GraphStats | None, mode: RunMode
     ) -> None:
         self.program, self.machine, self.calibration = program, machine, calibration
         self.stats, self.mode = stats, mode
@@ -225,10 +219,10 @@ class EpochClock:
                 self.host += self._call(op) * self._launch_factor * runs if op.launches else 0.0
         if machine.device == "cuda" and mode.replay and len(by_stream.keys() - {0}) > 1:
             fills = stats is not None and stats.num_edges >= FILLS_DEVICE
-            kept = overlapped_seconds(by_stream, 1.0 if fills else WORK_BESIDE) / max(self.device, 1e-12)
-            self.device *= kept
+            remaining = overlapped_seconds(by_stream, 1.0 if fills else WORK_BESIDE) / max(self.device, 1e-12)
+            self.device *= remaining
             self.families, self.phases = (
-                {name: kept * part for name, part in parts.items()} for parts in (self.families, self.phases)
+                {name: remaining * part for name, part in parts.items()} for parts in (self.families, self.phases)
             )
         if machine.device == "cuda" and mode.replay:
             self._count("launch", "forward", machine.launch_seconds * self._launch_factor)

@@ -81,6 +81,16 @@ def link_of(machine: Machine, ranks: int = 1) -> RankLink:
 
 
 @dataclass(frozen=True)
+class OverRanks:
+    """How a group is spread. ``parameters``: of all its tasks; ``fixed_bytes``: of a rank besides tensors."""
+
+    ranks: int
+    link: RankLink
+    parameters: int = 0
+    fixed_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class ShardingEstimate:
     """One epoch of a group over ``ranks``: of one rank, the one with most.
 
@@ -163,20 +173,17 @@ def estimate_sharding(
     tasks: Sequence[Task],
     cost: Cost,
     stats: GraphStats,
-    ranks: int,
-    link: RankLink,
-    *,
-    parameters: int = 0,
+    over: OverRanks,
     first_once: bool = False,
-    fixed_bytes: int = 0,
     halo: int | None = None,
     remote_edges: float | None = None,
 ) -> ShardingEstimate:
-    """One epoch of ``tasks`` on one graph over ``ranks``; ``cost``: of the same on one device.
+    """One epoch of ``tasks`` on one graph over ranks; ``cost``: of the same on one device.
 
-    ``parameters``: of all tasks. ``fixed_bytes``: what every rank takes besides tensors (CUDA, libraries). ``halo`` and
-    ``remote_edges``: remote nodes of a rank and share of the edges, if they were counted; else they are expected ones.
+    ``halo`` and ``remote_edges``: remote nodes of a rank and share of the edges, if they were counted; else they are
+    expected ones.
     """
+    ranks, link = over.ranks, over.link
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
     halo = remote_nodes(stats, ranks) if halo is None else halo
@@ -187,7 +194,7 @@ def estimate_sharding(
         ahead, back = exchange_widths(task, stats, first_once)
         forward, backward = forward + 2 * sum(ahead), backward + sum(back)
         largest, exchanges = largest + max([*ahead, *back], default=0), max(exchanges, 2 * len(ahead) + len(back))
-    moved = FLOAT * halo * (forward + backward) + FLOAT * parameters * (ranks - 1)
+    moved = FLOAT * halo * (forward + backward) + FLOAT * over.parameters * (ranks - 1)
     waits = (exchanges + 2) * link.barrier_seconds if ranks > 1 else 0.0
     link_seconds = moved / link.bytes_per_second + waits
     launches = min(cost.families.get("launch", 0.0), cost.epoch_seconds)
@@ -202,7 +209,7 @@ def estimate_sharding(
         link=link.name,
         remote_edges=remote,
         halo_nodes=halo,
-        bytes_per_rank=fixed_bytes + replicated + divided + staging,
+        bytes_per_rank=over.fixed_bytes + replicated + divided + staging,
         link_bytes=moved,
         link_seconds=link_seconds,
         epoch_seconds=launches + compute + link_seconds,
@@ -213,22 +220,14 @@ def estimate_sharding(
 
 
 def estimate_sampled_sharding(
-    tasks: Sequence[Task],
-    cost: Cost,
-    part: Cost,
-    stats: GraphStats,
-    ranks: int,
-    link: RankLink,
-    *,
-    row_bytes: int,
-    parameters: int = 0,
-    fixed_bytes: int = 0,
+    tasks: Sequence[Task], cost: Cost, part: Cost, stats: GraphStats, over: OverRanks, row_bytes: int
 ) -> ShardingEstimate:
-    """One epoch of sampled ``tasks``, which share batches, over ``ranks``; ``row_bytes``: of a node's features.
+    """One epoch of sampled ``tasks``, which share batches, over ranks; ``row_bytes``: of a node's features.
 
     ``cost``: of the same on one device; ``part``: of them with the seeds that a rank has of a batch, with a step for
     each such batch, evaluated on the whole graph.
     """
+    ranks, link = over.ranks, over.link
     task, away, train = tasks[0], 1.0 - 1.0 / ranks, max(stats.num_train, 1)
     seeds, steps = min(task_part(task, ranks).batch, train), -(-train // task.batch)
     batch = expected_batch(stats, task.fanouts, seeds)
@@ -237,7 +236,7 @@ def estimate_sampled_sharding(
     read = away * (batch.nodes * row_bytes + FLOAT * sum(batch.edges))
     widths = [exchange_widths(each, stats)[0] for each in tasks]
     exchanged = FLOAT * remote_nodes(stats, ranks) * sum(map(sum, widths)) / task.eval_every
-    moved = steps * (read + FLOAT * parameters * (ranks - 1)) + exchanged
+    moved = steps * (read + FLOAT * over.parameters * (ranks - 1)) + exchanged
     waits = (2 * steps + max(map(len, widths)) / task.eval_every) * link.barrier_seconds if ranks > 1 else 0.0
     link_seconds = moved / link.bytes_per_second + waits
     compute = steps * step + evaluation / ranks
@@ -248,7 +247,7 @@ def estimate_sampled_sharding(
         link=link.name,
         remote_edges=away,
         halo_nodes=round(away * batch.nodes),
-        bytes_per_rank=fixed_bytes + held // ranks + PER_NODE * stats.num_nodes + working,
+        bytes_per_rank=over.fixed_bytes + held // ranks + PER_NODE * stats.num_nodes + working,
         link_bytes=round(moved),
         link_seconds=link_seconds,
         epoch_seconds=compute + link_seconds,

@@ -138,8 +138,8 @@ def partition(times: PhaseTimes, registry: Registry, batches: int, limits: Limit
         start = run(overlap_for(share, limits, trainer, lead))
         if not elastic and limits.share is None and start.division.divided:
             refined(start)
-            half = max(start.division.host_batches // 2, 1), max(start.division.device_batches // 2, 1)
-            refined(run(_overlap(*half, limits, trainer)))
+            whole = start.division
+            refined(run(_overlap(max(whole.host_batches // 2, 1), max(whole.device_batches // 2, 1), limits, trainer)))
     if limits.share is None or start is None:
         start = _best(list(simulations.values()))
     tried = sorted(((each.division, each.seconds_per_batch) for each in simulations.values()), key=lambda pair: pair[1])

@@ -100,7 +100,7 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
     # equal only up to rounding, and little is gained over streams (H200, benchmarks/results/settings.json: four GCNs of
     # 2 to 4 layers on the pubmed shape 0.496 ms per epoch woven, 0.426 concurrent; six tasks on demo 0.295, 0.370).
     merges = limits.merges and not sampled
-    how = "shares batches with" if sampled else "woven with" if merges else "concurrent with"
+    how = "sharing batches with" if sampled else "woven with" if merges else "concurrent with"
     groups: Shared = []
     for bundle in sorted(bundles, key=lambda b: (-b.load, b.positions[0])):
         alone = _trains_alone(bundle, limits)

@@ -53,9 +53,8 @@ class GroupEstimate(PlainData):
     """One group: its plan with the reason for every decision, and what it takes while it trains.
 
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator: for charts,
-    and not part of the plain data.
-    ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would lower it.
-    ``unknown``: operators without a known cost. ``extrapolated``: worked out by size from another group.
+    and not part of the plain data. ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would
+    lower it. ``unknown``: operators without a known cost. ``extrapolated``: worked out by size from another group.
     """
 
     plan: Plan
@@ -94,11 +93,10 @@ class Suggestion(PlainData):
 class PlanReport(PlainData):
     """Tasks, groups, what each takes on ``machine`` within ``budget`` bytes, and why.
 
-    ``fits`` says whether every group does; where one does not, ``nearest`` names the nearest plan that would, if
-    there is one. ``notes`` are remarks on how much to trust the figures. ``compile_seconds``: of compiling the kernels
-    that this machine lacks, which is done once. ``work`` is what was planned, which makes the
-    report executable: ``weft.run(report)``. ``options``: those it was planned with, which are not part of the plain
-    data.
+    ``fits`` says whether every group does; where one does not, ``nearest`` names the nearest plan that would, if there
+    is one. ``notes`` are remarks on how much to trust the figures. ``compile_seconds``: of compiling the kernels that
+    this machine lacks, which is done once. ``work`` is what was planned, which makes the report executable:
+    ``weft.run(report)``. ``options``: those it was planned with, which are not part of the plain data.
     """
 
     name: str

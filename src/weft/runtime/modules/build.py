@@ -19,14 +19,7 @@ from weft.core.task import Task
 from weft.core.wording import brief
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.settings import (
-    SIZES,
-    arguments,
-    function_of,
-    in_words,
-    refused_argument,
-    signature_of,
-)
+from weft.runtime.modules.settings import SIZES, arguments, function_of, in_words, refused_argument, signature_of
 from weft.runtime.modules.state import CACHED, LOCKS, followers, reachable
 
 
@@ -48,7 +41,14 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
             raise SpecError(
                 f"{copied}{', '.join(left_out)} cannot be copied; give the class, or a function that builds it"
             )
-        drop_treatment(model, task)
+        # Take off a trained model what treats its features: a run does that itself, before first aggregations.
+        for key, hook in list(model._forward_pre_hooks.items()):
+            if hasattr(hook, "converted"):  # a weft.runtime.infer.TrainedInputs, which stands above this
+                if hook.norm not in (None, task.feature_norm):
+                    trained = f"{task.model_name} was trained with feature_norm={hook.norm!r}"
+                    raise SpecError(f"task {task.label!r}: {trained}; give it again")
+                model._forward_pre_hooks.pop(key)
+                model._forward_pre_hooks_with_kwargs.pop(key, None)
         if task.init == "fresh":
             if unknown := parameters_without_initial(model):
                 raise SpecError(
@@ -90,18 +90,6 @@ def _refuse_lightning(task: Task, model: Any) -> None:
             "Weft calls neither; give the nn.Module that it trains, and its loss and optimizer as settings objective=, "
             "optimizer=, lr="
         )
-
-
-def drop_treatment(model: nn.Module, task: Task) -> None:
-    """Take off a trained model what treats its features: a run does that itself, before first aggregations."""
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if hasattr(hook, "converted"):  # a weft.runtime.infer.TrainedInputs, which stands above this
-            if hook.norm not in (None, task.feature_norm):
-                raise SpecError(
-                    f"task {task.label!r}: {task.model_name} was trained with feature_norm={hook.norm!r}; give it again"
-                )
-            model._forward_pre_hooks.pop(key)
-            model._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def model_options(task: Task) -> dict[str, Any]:

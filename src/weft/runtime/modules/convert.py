@@ -44,8 +44,7 @@ class Converted(PlainData):
 class BuiltStack(PlainData):
     """Tasks that train in one step: ``members``, their places among the tasks of the group, row by row.
 
-    ``converted``: None for built-in models; ``unsaved``: what keeps its training from being resumed,
-    empty if nothing.
+    ``converted``: None for built-in models; ``unsaved``: what keeps its training from being resumed, empty if nothing.
     """
 
     members: tuple[int, ...]

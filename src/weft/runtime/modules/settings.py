@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,10 @@ def _load_file(path: Path) -> Any:
         raise FileNotFoundError(f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that classes defined there can be copied and pickled
-    try:
+    with ExitStack() as failed:
+        failed.callback(sys.modules.pop, name)
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        failed.pop_all()
     setattr(module, STAMP, stamp)
     return module
 
@@ -363,7 +362,6 @@ def is_own_file(name: str) -> bool:
 
 EDGES, TRANSPOSED = "edge_index", "adj_t"
 OF_EDGES = ("edge_weight", "edge_type", "edge_attr")  # what a graph may have one of per edge
-OF_ADJACENCY = ("first", "layer")
 GIVEN = {
     "features": "x",
     "edges": "x, edge_index, edge_weight, edge_type and edge_attr",
@@ -400,7 +398,8 @@ def check_call(task: Task, model: nn.Module, adj: Adjacency) -> None:
     """A :class:`SpecError` if ``forward`` needs more than Weft gives."""
     style, parameters = call_style(model), parameters_of(model)
     fixed = 1 if style in ("features", "data") else 2
-    possible = {"edges": edge_values(adj), "adjacency": OF_ADJACENCY}.get(style, ())
+    aggregates = ("first", "layer") if hasattr(model, "first_aggregate") else ()
+    possible = {"edges": edge_values(adj), "adjacency": aggregates}.get(style, ())
     for name, parameter in list(parameters.items())[fixed:]:
         needed = parameter.default is inspect.Parameter.empty and parameter.kind not in STARS
         if needed and name not in possible:

@@ -782,7 +782,7 @@ def _attributes_of(function: FunctionType) -> Variables:
 
 
 def _is_equal(old: Any, new: Any) -> bool:
-    """Whether a variable has the same value, as far as that can be told without looking into it."""
+    """Whether a variable has the same value, as far as that shows without looking into it."""
     return old is new or (type(old) is type(new) and isinstance(new, (int, float, str)) and old == new)
 
 

@@ -281,21 +281,16 @@ Loss = Callable[[Any, Batch], Tensor]
 class Forward:
     """``forward(flat [T, P], training, batch) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
 
-    ``dtype`` is the type of weights and activations. The batch is
-    the same for all members, so it stays outside of ``vmap`` and is never copied T times.
-    One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
-    A user's model draws the masks of its dropout from the clock
-    (:class:`weft.runtime.modules.layers.CountedDropout`), and
-    on a GPU its dense layers are Weft's products (:class:`weft.runtime.modules.layers.TallLinear`), on a CPU
-    a stack fetches and adds rows of all tasks at once (:class:`weft.runtime.modules.layers.StackedRows`).
+    ``dtype`` is the type of weights and activations. The batch is the same for all members, so it stays outside of
+    ``vmap`` and is never copied T times. One member needs no ``vmap``: on small graphs that would cost a CPU run more
+    than the arithmetic. A user's model draws the masks of its dropout from the clock
+    (:class:`weft.runtime.modules.layers.CountedDropout`), and on a GPU its dense layers are Weft's products
+    (:class:`weft.runtime.modules.layers.TallLinear`), on a CPU a stack fetches and adds rows of all tasks at once
+    (:class:`weft.runtime.modules.layers.StackedRows`).
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        dtype: torch.dtype = torch.float32,
-        reduce: Reduce = ONE_RANK,
+        self, model: nn.Module, layout: Layout, dtype: torch.dtype = torch.float32, reduce: Reduce = ONE_RANK
     ) -> None:
         self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, bind(model), dtype, reduce
         self._own_eval = type(model).eval is not nn.Module.eval or "eval" in vars(model)

@@ -51,7 +51,7 @@ def row_normalised(x: Features) -> Features:
 
 def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | None:
     """The first layer's aggregation of the features, or None if the model does not offer one."""
-    if not hasattr(model, "first_aggregate") or "first" not in parameters_of(model):
+    if not _takes_first(model):
         return None
     with torch.no_grad():
         return model.first_aggregate(x, adj)
@@ -69,9 +69,9 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     if style == "edges":
         per_edge = [name for name in OF_EDGES if name in names]
         return lambda batch: model(batch.x, batch.edge_index, **_per_edge(batch, per_edge))
-    if "layer" in names:
+    if layers_of(model) is not None:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
-    if "first" in names:
+    if _takes_first(model):
         return lambda batch: model(batch.x, batch.blocks, first=batch.first)
     return lambda batch: model(batch.x, batch.blocks)
 
@@ -107,13 +107,17 @@ def takes_edges(model: nn.Module) -> bool:
 
 def takes_blocks(model: nn.Module) -> bool:
     """Whether the model takes one block per layer: a built-in one, or one whose second argument is ``blocks``."""
-    names = list(parameters_of(model))
-    return "layer" in names or names[1:2] == ["blocks"]
+    return layers_of(model) is not None or list(parameters_of(model))[1:2] == ["blocks"]
 
 
 def layers_of(model: nn.Module) -> int | None:
-    """How many layers the model has, if it can run each alone; else None."""
-    return len(model.convs) if "layer" in parameters_of(model) and hasattr(model, "convs") else None
+    """How many layers the model has, if it can run each alone; else None: ``layer`` may mean anything elsewhere."""
+    return len(model.convs) if isinstance(model, GNN) and {"first", "layer"} <= parameters_of(model).keys() else None
+
+
+def _takes_first(model: nn.Module) -> bool:
+    """Whether the model computes its first aggregation apart; in others ``first`` may mean anything."""
+    return hasattr(model, "first_aggregate") and "first" in parameters_of(model)
 
 
 class Inputs:
@@ -127,11 +131,7 @@ class Inputs:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        make_source: MakeSource = FullGraph,
-        device: torch.device | None = None,
-        place: str = "gpu",
+        self, graph: Graph, make_source: MakeSource = FullGraph, device: torch.device | None = None, place: str = "gpu"
     ) -> None:
         self.graph, self._make_source, self._place = graph, make_source, place
         self.device = graph.device if device is None else exact_device(device)

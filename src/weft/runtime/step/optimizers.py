@@ -3,8 +3,7 @@
 ``hyper [10]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled, Adam's two bias
 corrections ``1 - beta^t``, and ``1 - beta`` of both betas. The step looks its rows up by its own counter. Which steps
 update the weights, clipping and averages are comparisons and tables on the device as well, so that one captured step
-serves all epochs and members.
-Shapes: T members, P parameters, S steps.
+serves all epochs and members. Shapes: T members, P parameters, S steps.
 """
 
 from __future__ import annotations

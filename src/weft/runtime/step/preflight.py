@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import inf, pi
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.batches.source import Batch
 from weft.core.errors import SpecError, WeftError
+from weft.nn.epilogue import next_mask
 from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
 from weft.runtime.device.process import DTYPES, PYTHON, same_draws, step_seconds
@@ -168,10 +170,10 @@ class Calls:
             loss.detach(), grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()}
         )
 
-    def evaluate(self) -> Tensor:
-        """Logits ``[N, C]`` in evaluation mode."""
+    def evaluate(self, batch: Batch | None = None) -> Tensor:
+        """Logits ``[N, C]`` in evaluation mode; of another ``batch``, if one is given."""
         with torch.no_grad(), self._from_the_start(elsewhere=False):
-            output = self.forward(self.state.flat, training=False, batch=self._batch)
+            output = self.forward(self.state.flat, training=False, batch=batch or self._batch)
         return as_one(of_member(output, 0))
 
     def changed_buffers(self) -> set[str]:
@@ -194,6 +196,15 @@ class Calls:
             self.drawn |= set() if elsewhere else moved()
 
 
+class WithoutDropout(TorchFunctionMode):
+    """Inside, dropout of torch's and of converted layers drops nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.dropout:
+            return args[0] if args else (kwargs or {})["input"]
+        return func(args[0], 0.0) if func is next_mask else func(*args, **(kwargs or {}))
+
+
 OTHERS = "it gives other numbers when it is called again"
 OUTSIDE = "something outside of its attributes, as a closure, a hook or a global variable has it"
 
@@ -208,6 +219,7 @@ class Preflight:
         self._globals = GlobalsSnapshot(self._models[0] if self._models else members.model)
         is_object = bool(self._models) and isinstance(members.slots[0].task.model, nn.Module)
         self._untouched = members.copied(self._models[0]) if is_object else None
+        self._examples: dict[int, tuple[Any, Batch]] = {}  # with their sources, whose ids they have
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
@@ -236,7 +248,7 @@ class Preflight:
     def _check_output(self) -> None:
         """Call the first member's model and check what it returns."""
         members, state, graph = self._members, self._state, self._members.graph
-        task, batch = members.slots[0].task, members.source.example()
+        task, batch = members.slots[0].task, self._example()
         with torch.no_grad(), model_errors(task, graph.name):
             if self._models:  # a user's is called as a copy of its own
                 model = self._models[0]
@@ -325,10 +337,12 @@ class Preflight:
         members, graph = self._members, self._members.inputs.graph
         if members.source.reduce.ranks == 1:
             return
-        inputs, dense = members.inputs.over(graph.divided_otherwise()), isinstance(members.source.example().x, Tensor)
+        inputs, dense = members.inputs.over(graph.divided_otherwise()), isinstance(self._example().x, Tensor)
         x = inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
-        others = self._divided_numbers(inputs.source(x, subgraph=not takes_blocks(members.model)))
-        pairs = zip(self._divided_numbers(members.source), others, strict=True)
+        other = inputs.source(x, subgraph=not takes_blocks(members.model))
+        trains = other if other.constant else members.source
+        others = self._divided_numbers(other, trains.trials(otherwise=True), otherwise=True)
+        pairs = zip(self._divided_numbers(members.source, members.source.trials()), others, strict=True)
         wrong = any(apart(mine, true, whole) > SPARSE[self._task.precision] for (mine, whole), (true, _) in pairs)
         if members.source.reduce.sum(torch.tensor(float(wrong), device=self._device)):  # all ranks decide alike
             raise SpecError(
@@ -337,32 +351,44 @@ class Preflight:
                 "number per node do; train it on one rank (over ranks, weft.nn layers and norms see all nodes)"
             )
 
-    def _divided_numbers(self, source: Any) -> list[tuple[Tensor, Tensor]]:
-        """What two training calls, at other weights too, and an evaluation compute from the rows of all ranks.
+    def _divided_numbers(
+        self, source: Any, trials: Iterator[tuple[Batch, int]], otherwise: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What training calls, at other weights too, and an evaluation compute from the rows of all ranks.
 
-        Each with the tensor that it is part of. The loss is over all nodes, and different for each of them.
+        Each with the tensor that it is part of. The loss is over all rows of a batch, of which so many come before this
+        rank's, and different for each of them. Divided ``otherwise``, buffers are those of rank 0: there is one of each
+        on one rank. Sampled batches have other masks of dropout in another division, so there they have none.
         """
-        calls, first, layout = self._untouched_calls(source), source.reduce.first_row, self._members.layout
+        layout, reduce, rates = self._members.layout, source.reduce, self._members.slots[0].rates
+        numbers: list[tuple[Tensor, Tensor]] = []
 
-        def squares(output: Any, batch: Any) -> Tensor:
+        def squares(output: Any, batch: Batch, first: int, rows: Tensor | None = None) -> Tensor:
             if not isinstance(output, Tensor):
                 return self._loss_of([0])(output, batch)  # which refuses it over ranks
-            logits = output.float()
+            logits = output.float() if rows is None else output.float().index_select(-2, rows)
             nodes, columns = (torch.arange(size, device=logits.device) for size in logits.shape[-2:])
             return (logits - torch.cos((nodes + first)[:, None] + columns)).square().sum((-2, -1))
 
-        calls.loss, numbers = squares, []
-        for elsewhere in (False, True):
-            step = calls.train(elsewhere)
-            total = source.reduce.sum(torch.cat([step.loss, step.grad]))
-            numbers += [(part, total[1:]) for part in layout.views(total[1:])] + [(total[:1], total[:1])]
-            numbers += [(buffer, buffer) for buffer in step.buffers.values()]
-        output, size = calls.evaluate(), self._members.inputs.graph.stats().num_nodes
+        for batch, first in trials:
+            calls = self._untouched_calls(source, batch)
+            calls.loss = partial(squares, first=first, rows=None if source.constant else batch.rows)
+            if not source.constant:
+                calls.forward.attach(calls.state, [torch.zeros_like(rate)[None] for rate in rates])
+                calls.forward.around = WithoutDropout()
+            for elsewhere in (False, True) if not numbers else (False,):
+                step = calls.train(elsewhere)
+                total = reduce.sum(torch.cat([step.loss, step.grad]))
+                numbers += [(part, total[1:]) for part in layout.views(total[1:])] + [(total[:1], total[:1])]
+                for buffer in step.buffers.values():
+                    values = buffer if buffer.is_complex() else buffer.double()  # what ranks can send each other
+                    numbers.append((reduce.gather(values[None], 0)[0] if otherwise else values, values))
+        output, size = calls.evaluate(source.batch), self._members.inputs.graph.stats().num_nodes
         # A square hides what moves all nodes of a rank a little; slow waves over the nodes of all ranks show it.
-        places = (torch.arange(len(output), device=output.device) + first + 0.5) * (pi / size)
+        places = (torch.arange(len(output), device=output.device) + reduce.first_row + 0.5) * (pi / size)
         waves = torch.cos(torch.arange(1, 9, device=output.device)[:, None] * places).double()
-        moved, whole = (source.reduce.sum(part) for part in (waves @ output.double(), output.double().abs().sum(0)))
-        evaluated = (source.reduce.sum(squares(output, None)), 1 + moved / whole)
+        moved, whole = (reduce.sum(part) for part in (waves @ output.double(), output.double().abs().sum(0)))
+        evaluated = (reduce.sum(squares(output, source.batch, reduce.first_row)), 1 + moved / whole)
         return [*numbers, *zip(evaluated, evaluated, strict=True)]
 
     # ---- alone and together --------------------------------------------------------------------------
@@ -513,17 +539,17 @@ class Preflight:
         opaque = [name for name in state.opaque if not is_library(type(owners[name.rpartition(".")[0]]))]
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
 
-    def _untouched_calls(self, source: Any = None) -> Calls:
+    def _untouched_calls(self, source: Any = None, batch: Batch | None = None) -> Calls:
         """Calls of a module that nothing has called, with what is outside of it as before."""
         self._globals.restore()
-        return self._calls(self._built_again(), 0, source)
+        return self._calls(self._built_again(), 0, source, batch)
 
     def _reader(self, model: nn.Module, calls: Calls) -> StateReader:
         return StateReader(model, {*calls.forward.layout.names, *calls.state.buffers})
 
     @contextmanager
     def _recorded(self, calls: Calls) -> Iterator[CallRecorder]:
-        model, batch = calls.forward.model, self._members.source.example()
+        model, batch = calls.forward.model, self._example()
         tensors: dict[str, Any] = {"x": batch.x}  # of those that a call gives to the model
         if call_style(model) in ("edges", "data"):
             tensors |= {name: getattr(batch, name) for name in ("edge_index", "edge_weight", "edge_attr")}
@@ -544,13 +570,20 @@ class Preflight:
             )
         return logits
 
-    def _calls(self, model: nn.Module, row: int, source: Any = None) -> Calls:
+    def _calls(self, model: nn.Module, row: int, source: Any = None, batch: Batch | None = None) -> Calls:
         """Calls of a user's ``model`` alone, with a state of its own: that of member ``row``."""
         source = self._members.source if source is None else source
         set_up(model, source.reduce)
         forward, state = self._members.forward_of(model, True, source.reduce), self._state.select([row])
         forward.attach(state, [rate[None] for rate in self._members.slots[row].rates])
-        return Calls(forward, state, source.example(), self._loss_of([row]))
+        return Calls(forward, state, batch or self._example(source), self._loss_of([row]))
+
+    def _example(self, source: Any = None) -> Batch:
+        """The batch that a source gives to try a model on: one object, so that a change of it shows."""
+        source = self._members.source if source is None else source
+        if id(source) not in self._examples:
+            self._examples[id(source)] = source, source.example()
+        return self._examples[id(source)][1]
 
     def _check_used_through_modules(self, calls: Calls) -> None:
         """A :class:`SpecError` if a module cannot train with weights that are not its own parameters.
@@ -568,7 +601,7 @@ class Preflight:
         leaf = calls.state.flat.detach().requires_grad_()
         with self._recorded(calls) as recorder:
             try:
-                batch = self._members.source.example()
+                batch = self._example()
                 losses = self._loss_of([0])(forward(leaf, training=True, batch=batch), batch)
                 with recorder:
                     backward(losses, torch.ones_like(losses), [leaf, *leaves])
@@ -588,7 +621,7 @@ class Preflight:
 
     def _together(self) -> tuple[StepNumbers, Any]:
         """Numbers and outputs of all members; :class:`CannotStack` if a module fails for all at once."""
-        state, batch, forward = self._state, self._members.source.example(), self._members.forward
+        state, batch, forward = self._state, self._example(), self._members.forward
         before, loss = state.snapshot(), self._loss_of(range(state.members))
         try:
             slopes = torch.ones(state.members, device=state.flat.device)
@@ -634,7 +667,7 @@ class Preflight:
         plain = DTYPES[task.precision] == torch.float32 and state.members == 1
         if members.rebuilds or members.findings.hidden_state is not None or not plain:
             return
-        batch, attributes, before = members.source.example(), members.module_state(), state.snapshot()
+        batch, attributes, before = self._example(), members.module_state(), state.snapshot()
         with torch.no_grad(), same_draws(self._device):
             state.flat[0] = flat
             expected = members.forward.one(state.flat[0], training=False, batch=batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.batches.division.thread_accelerator import ThreadAccelerator
+from examples.thread_accelerator import ThreadAccelerator
 from weft.core.errors import SpecError
 from weft.engine import dividing
 

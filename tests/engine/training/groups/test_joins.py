@@ -29,8 +29,6 @@ def alone():
         (None, ["solo"] * 3),
         ("off", ["solo"] * 3),
         ("merged", ["woven"]),
-        (True, ["woven"]),
-        (False, ["solo"] * 3),
     ],
 )
 def test_every_way_to_join_has_the_numbers_of_separate_runs(weave, joins, alone):
