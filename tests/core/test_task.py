@@ -44,7 +44,7 @@ def test_defaults_are_usable_and_frozen():
         ({"model": "gnc"}, "model='gnc' must be one of gcn, sage, gin, gat, gatv2"),
         ({"model": "gcnn"}, "did you mean 'gcn'?"),
         ({"model": 3}, "model=3 must be a name, an nn.Module, or a callable"),
-        ({"graph": None}, "graph=None must be a name, a path or a weft.Graph"),
+        ({"graph": None}, "graph=None must be a name, a path, a weft.Graph, or a Data"),
         ({"graph": ""}, "graph='' must be a name"),
         ({"name": "a\0b"}, r"name='a\x00b' must be text that a file can hold"),
         ({"name": "\ud800"}, r"name='\ud800' must be text that a file can hold"),

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -18,18 +18,6 @@ from weft.core.errors import DoesNotFitError, SpecError
 
 SETUP_SECONDS = 600  # for what a plan does not predict: starting, reading the graph, compiling; assumed
 CUDA_HOST_BYTES = 4 << 30  # of a process with CUDA's libraries on its host; assumed
-
-
-class Request(NamedTuple):
-    """What a job requests, the command that it runs, and ``facts``: the predictions, by the names of annotations."""
-
-    name: str
-    command: list[str]
-    on_gpu: bool
-    cores: int
-    mebibytes: int
-    minutes: int
-    facts: dict[str, str]
 
 
 def job(
@@ -73,48 +61,32 @@ def job(
         report.run_seconds + report.compile_seconds,
         host_bytes(report),
     )
-    facts = {"weft/host-memory-bytes": str(host), "weft/seconds": f"{seconds:.3g}"}
+    facts = {"weft/host-memory-bytes": str(host), "weft/seconds": f"{seconds:.3g}"}  # predictions, as annotations
     facts |= {"weft/gpu-memory-bytes": str(report.peak_bytes)} if on_gpu else {}
     mebibytes = math.ceil((margin * host + on_gpu * CUDA_HOST_BYTES) / (1 << 20))
-    minutes = math.ceil((margin * seconds + SETUP_SECONDS) / 60)
-    request = Request(name, command, on_gpu, max(report.machine.host.cores, 1), mebibytes, minutes, facts)
-    text = slurm(request) if kind == "slurm" else k8s(request, image)
-    if out is None:
-        print(text, end="")
+    minutes, cores = math.ceil((margin * seconds + SETUP_SECONDS) / 60), max(report.machine.host.cores, 1)
+    if kind == "slurm":
+        lines = [
+            "#!/bin/bash",
+            *(f"# predicted {key}: {value}" for key, value in facts.items()),
+            f"#SBATCH --job-name={name}",
+            *(["#SBATCH --gres=gpu:1"] if on_gpu else []),
+            f"#SBATCH --cpus-per-task={cores}",
+            f"#SBATCH --mem={mebibytes}M",
+            f"#SBATCH --time={minutes // 60}:{minutes % 60:02}:00",
+            "#SBATCH --requeue",
+            "set -eu",
+            shlex.join(command),
+        ]
+        text = "\n".join(lines)
     else:
-        write_file(out, text)
-
-
-def slurm(request: Request) -> str:
-    """The batch script."""
-    lines = [
-        "#!/bin/bash",
-        *(f"# predicted {key}: {value}" for key, value in request.facts.items()),
-        f"#SBATCH --job-name={request.name}",
-        *(["#SBATCH --gres=gpu:1"] if request.on_gpu else []),
-        f"#SBATCH --cpus-per-task={request.cores}",
-        f"#SBATCH --mem={request.mebibytes}M",
-        f"#SBATCH --time={request.minutes // 60}:{request.minutes % 60:02}:00",
-        "#SBATCH --requeue",
-        "set -eu",
-        shlex.join(request.command),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def k8s(request: Request, image: str) -> str:
-    """The Job, in ``image``."""
-    limits: dict[str, Any] = {"cpu": request.cores, "memory": f"{request.mebibytes}Mi"}
-    limits |= {"nvidia.com/gpu": 1} if request.on_gpu else {}
-    container = {"name": "weft", "image": image, "command": request.command, "resources": {"limits": limits}}
-    pod = {
-        "metadata": {"annotations": request.facts},
-        "spec": {"restartPolicy": "Never", "containers": [container]},
-    }
-    manifest = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": request.name, "annotations": request.facts},
-        "spec": {"backoffLimit": 3, "activeDeadlineSeconds": 60 * request.minutes, "template": pod},
-    }
-    return json.dumps(manifest, indent=2) + "\n"
+        limits = {"cpu": cores, "memory": f"{mebibytes}Mi", **({"nvidia.com/gpu": 1} if on_gpu else {})}
+        container = {"name": "weft", "image": image, "command": command, "resources": {"limits": limits}}
+        pod = {"metadata": {"annotations": facts}, "spec": {"restartPolicy": "Never", "containers": [container]}}
+        runs = {"backoffLimit": 3, "activeDeadlineSeconds": 60 * minutes, "template": pod}
+        about = {"name": name, "annotations": facts}
+        text = json.dumps({"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": runs}, indent=2)
+    if out is None:
+        print(text)
+    else:
+        write_file(out, f"{text}\n")

@@ -133,14 +133,8 @@ def write_csv(file: IO[bytes], ids: ndarray, values: ndarray, what: str) -> None
     file.write((",".join(["node", *columns]) + "\n").encode())
     whole = values.dtype.kind == "i"
     for first in range(0, len(ids), ROWS):
-        part = values[first : first + ROWS]
-        if ids.dtype.kind == "U":  # the user's own ids
-            lines = np.column_stack([part]).tolist()
-            texts = ([str(number) if whole else f"{number:.9g}" for number in line] for line in lines)
-            named = zip(ids[first : first + ROWS].tolist(), texts, strict=True)
-            written = io.StringIO()
-            csv.writer(written, lineterminator="\n").writerows([name, *text] for name, text in named)
-            file.write(written.getvalue().encode())
-            continue
-        rows = np.column_stack([ids[first : first + ROWS], part])
-        np.savetxt(file, rows, delimiter=",", fmt="%d" if whole else ["%d", *["%.9g"] * len(columns)])
+        lines, written = np.column_stack([values[first : first + ROWS]]).tolist(), io.StringIO()
+        texts = ([str(number) if whole else f"{number:.9g}" for number in line] for line in lines)
+        named = zip(ids[first : first + ROWS].tolist(), texts, strict=True)
+        csv.writer(written, lineterminator="\n").writerows([name, *text] for name, text in named)
+        file.write(written.getvalue().encode())

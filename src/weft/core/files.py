@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ try:
     import fcntl
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
+
+LONGEST_NAME = 100  # characters; file systems end at 255 bytes
 
 
 @contextmanager
@@ -32,6 +35,11 @@ def replacing(path: Path, flush: bool = False) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def file_name(name: str, otherwise: str = "task") -> str:
+    """``name`` as any file system takes it: ``hidden=16_lr=0.01``; ``otherwise``, if nothing is left of it."""
+    return re.sub(r"[^\w=.+-]+", "_", name, flags=re.ASCII).strip("_.")[:LONGEST_NAME] or otherwise
 
 
 def write_text(path: Path, text: str, flush: bool = False) -> None:

@@ -26,14 +26,14 @@ CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
-LOGGERS = {  # where each writes; in brackets: may be left out
-    "tensorboard": "DIR",
-    "wandb": "[PROJECT]",
-    "mlflow": "[URI]",
-    "trackio": "[PROJECT]",
-    "csv": "FILE",
-    "parquet": "FILE",
-    "logging": "[NAME]",
+LOGGERS = {  # where each writes (in brackets: may be left out), and what makes it, in weft.engine.loggers
+    "tensorboard": ("DIR", "tensorboard:TensorboardLogger"),
+    "wandb": ("[PROJECT]", "wandb:WandbLogger"),
+    "mlflow": ("[URI]", "mlflow:MlflowLogger"),
+    "trackio": ("[PROJECT]", "wandb:TrackioLogger"),
+    "csv": ("FILE", "tables:CsvLogger"),
+    "parquet": ("FILE", "tables:ParquetLogger"),
+    "logging": ("[NAME]", "logging:records_to"),
 }
 MOST_TRIALS = 10_000  # more are a slip of the keyboard
 MAX_MEMBERS = 256  # of a group: beyond, one failure costs too many tasks their group
@@ -85,10 +85,10 @@ def parse_log(value: Any, name: str) -> tuple[str, ...]:
     for spec in specs:
         kind, _, where = spec.partition(":")
         if kind not in LOGGERS and kind not in (added := plugin_names("loggers")):
-            kinds = [f"{kind}:{needs}".replace(":[", "[:") for kind, needs in LOGGERS.items()]
+            kinds = [f"{kind}:{needs}".replace(":[", "[:") for kind, (needs, _) in LOGGERS.items()]
             hint = nearest_names(kind, (*LOGGERS, *added))
             raise SpecError(f"{option(name, spec)}{hint} must be one of {', '.join((*kinds, *added))}")
-        needs = LOGGERS.get(kind, "[]")
+        needs = LOGGERS.get(kind, ("[]",))[0]
         if not where and not needs.startswith("["):
             raise SpecError(f"{option(name, spec)} must say where: {kind}:{needs}")
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.core.errors import InputError, SpecError
 from weft.core.graph_stats import GraphStats
-from weft.core.wording import option
+from weft.core.wording import brief, option
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rule:
         if where and isinstance(value, (list, tuple, range)):
             raise SpecError(f"{where}{name}={list(value)!r} is a list; a task has one value for each setting")
         numeric = {int: Integral, float: Real}.get(self.kind)
-        shown = f"{where}{name}={value!r}" if where else option(name, value)  # which a shell writes differently
+        shown = f"{where}{name}={brief(value)}" if where else option(name, value)  # which a shell writes differently
         if not isinstance(value, numeric or self.kind) or (numeric is not None and isinstance(value, bool)):
             raise SpecError(f"{shown} must be {self.expected()}")
         try:

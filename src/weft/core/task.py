@@ -30,7 +30,7 @@ from weft.core.settings import (
     read_plateau,
     setting,
 )
-from weft.core.wording import did_you_mean
+from weft.core.wording import brief, did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 MOST_KEPT = 100  # epochs whose weights are kept: each takes as much memory as the weights
@@ -40,6 +40,7 @@ OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings tha
 LOOP_SETTINGS = ("optimizer_args", "plateau", "patience", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
+GRAPHS = "a name, a path, a weft.Graph, or a Data or dataset of PyG"  # what a graph is given as
 LATEST = "last"  # as ``select``: the latest evaluation is the best
 FIT = "fit"  # a batch that is as large as fits, which the plan decides
 ALIASES = {  # PyG's names, which are read as Weft's: a task, its results and its plans have the latter alone
@@ -167,7 +168,7 @@ class Task:
     def __post_init__(self) -> None:
         where = f"task {self.label!r}: "
         if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
-            raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
+            raise SpecError(f'{where}graph={brief(self.graph)} must be {GRAPHS}, such as graph="cora"')
         if hasattr(self.graph, "__fspath__"):
             object.__setattr__(self, "graph", str(self.graph))
         if isinstance(self.model, str):

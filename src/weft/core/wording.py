@@ -31,9 +31,12 @@ def option(name: str, value: object = None) -> str:
         if isinstance(value, bool):
             return f"--{name}" if value else f"--no-{name}"
         return f"--{name}" if value is None else f"--{name} {_cut(str(value))}"
-    return (
-        f"{name}=" if value is None else f"{name}={_cut(repr(str(value) if hasattr(value, '__fspath__') else value))}"
-    )
+    return f"{name}=" if value is None else f"{name}={brief(str(value) if hasattr(value, '__fspath__') else value)}"
+
+
+def brief(value: object) -> str:
+    """The ``repr`` of a value in one line, cut if it is long."""
+    return _cut(" ".join(map(str.strip, repr(value).split("\n"))))
 
 
 def _cut(text: str) -> str:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.machine import Machine
 from weft.core.task import SAMPLING_SETTINGS, Task, with_own_names
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 from weft.engine.machine import Given, find_machine
@@ -53,25 +52,18 @@ class TrainingEstimate:
     bound_bytes: int
     seconds_per_epoch: float
     breakdown: dict[str, int]
-    _others: list[PlanReport] = field(default_factory=list)  # on other machines
 
     def fits(self, machine: Given = None, budget: str | float | None = None) -> Fit:
         """Whether it fits into the memory of ``machine``, or into ``budget`` there; None: the machine it is for."""
         there = self.report.machine if machine is None else find_machine(machine)
-        room = None if budget is None else parse_bytes(budget)
+        budget = None if budget is None else parse_bytes(budget)
         try:
-            report = self._on(there) if room is None else plan(self.task, there, budget=room)
+            same = there == self.report.machine and budget is None
+            report = self.report if same else plan(self.task, there, budget=budget)
         except SpecError as error:  # not even its weights fit: the task itself has been planned before
             return Fit(str(error))
         needs = f"{show_bytes(report.peak_bytes)} of {show_bytes(report.budget)} on {there.name}: fits"
         return Fit(f"task {self.task.label!r} needs {needs}" if report.fits else refusal(report), report)
-
-    def _on(self, machine: Machine) -> PlanReport:
-        """The plan on a machine, made once."""
-        report = next((report for report in (self.report, *self._others) if report.machine == machine), None)
-        if report is None:
-            self._others.append(report := plan(self.task, machine))
-        return report
 
     def __repr__(self) -> str:
         sizes = f"peak {show_bytes(self.peak_bytes)}, bound {show_bytes(self.bound_bytes)}"
@@ -87,15 +79,9 @@ class TrainingEstimate:
                 cost = fit.report.groups[0].cost
                 numbers = (show_bytes(cost.peak_bytes), show_bytes(cost.total_bytes), show_seconds(cost.epoch_seconds))
             rows.append((machine.name, show_bytes(machine.memory_bytes), *numbers, "yes" if fit else "no"))
+        head = [f"{self.task.label} on {self.report.graphs[0]}", f"peak {show_bytes(self.peak_bytes)}: {kinds}", ""]
         table = [f"{name:<12}" + "".join(f"{cell:>11}" for cell in cells) for name, *cells in rows]
-        return "\n".join(
-            [
-                f"{self.task.label} on {self.report.graphs[0]}",
-                f"peak {show_bytes(self.peak_bytes)}: {kinds}",
-                "",
-                *table,
-            ]
-        )
+        return "\n".join([*head, *table])
 
 
 def estimate(

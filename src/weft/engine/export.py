@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from weft.core.errors import InputError, SpecError
 from weft.core.event import finite
@@ -26,42 +28,44 @@ if TYPE_CHECKING:
 
 
 def portable(result: Result) -> fx.GraphModule:
-    """The model of ``result`` over torch and PyG, called with ``x``, ``edge_index`` and what else it reads of edges."""
-    start, model, trained = f"task {result.name!r}: {result.task.model_name} ", result.model, result.trained_on
+    """The model of ``result`` over torch and PyG, called with ``x``, ``edge_index`` and what else it reads of edges.
+
+    Its code needs nothing of Weft to load, and divides the features as in training.
+    """
+    model, trained = result.model, result.trained_on
     assert model is not None and trained is not None  # noqa: PT018
-    norm = None
+    names = ["edge_index"]
+    held = (trained.weighted, trained.num_relations, trained.edge_features is not None)
+    of_edges = [name for name, there in zip(OF_EDGES, held, strict=True) if there]
     if is_named_model(model):
         from weft.nn.pyg.convert import to_pyg
 
-        theirs = to_pyg(model)  # type: ignore[arg-type]
-        names = ["edge_weight"] if trained.weighted and type(model).__name__ == "GCN" else []
-    elif call_style(model) != "edges":
-        raise SpecError(f"{start}takes another argument than edge_index, as no other library gives; export safetensors")
+        theirs, traits = to_pyg(model), result.task.traits  # type: ignore[arg-type]
+        assert traits is not None
+        reads = {"edge_weight": traits.weighted, "edge_type": traits.relational}
+        names += [name for name in of_edges if reads.get(name)]
     else:
         theirs, _ = copy_module(model)
-        there = zip(OF_EDGES, (trained.weighted, trained.num_relations, trained.edge_features is not None), strict=True)
-        names = [name for name, held in there if held and name in parameters_of(theirs)]
-        if names not in ([], ["edge_weight"]):
-            raise SpecError(f"{start}reads {', '.join(names)} of every edge, which is not exported; export safetensors")
+        style = call_style(theirs)
+        if style not in ("edges", "features"):
+            taken = {"data": "a whole Data", "transposed": "an adj_t"}.get(style, "Weft's adjacency")
+            raise SpecError(
+                f"task {result.name!r}: {result.task.model_name} takes {taken}, not edge_index; export safetensors"
+            )
+        names = [*names, *(name for name in of_edges if name in parameters_of(theirs))] if style == "edges" else []
+    norm = result.task.feature_norm
     for key, hook in list(theirs._forward_pre_hooks.items()):
         if isinstance(hook, TrainedInputs):  # Weft's, in whose place the features are divided outside
-            norm = hook.norm or norm
             theirs._forward_pre_hooks.pop(key)
             theirs._forward_pre_hooks_with_kwargs.pop(key, None)
-    return with_feature_norm(theirs.cpu(), norm, names).eval()
-
-
-def with_feature_norm(model: nn.Module, norm: str | None, edge_names: list[str]) -> fx.GraphModule:
-    """``model`` after the features are divided as in training; a module whose code needs nothing of Weft to load."""
     graph = fx.Graph()
-    x, index = graph.placeholder("x"), graph.placeholder("edge_index")
-    more: dict[str, Any] = {name: graph.placeholder(name) for name in edge_names}
+    x, *edges = (graph.placeholder(name) for name in ("x", *names))
     if norm == "row":
         total = graph.call_method("sum", (graph.call_method("abs", (x,)), 1, True))
         positive = graph.call_method("gt", (total, 0))
         x = graph.call_method("div", (x, graph.call_function(torch.where, (positive, total, 1.0))))
-    graph.output(graph.call_module("model", (x, index), more))
-    return fx.GraphModule({"model": model}, graph)
+    graph.output(graph.call_module("model", (x, *edges[:1]), dict(zip(names[1:], edges[1:], strict=True))))
+    return fx.GraphModule({"model": theirs.cpu()}, graph).eval()
 
 
 # ---- Formats
@@ -79,15 +83,26 @@ def _write_safetensors(result: Result, path: Path) -> None:
 def _program(result: Result) -> torch.export.ExportedProgram:
     """The model as a program for any number of nodes N and edges E: ``x [N, F]``, ``edge_index [2, E]``."""
     module, nodes, edges = portable(result), torch.export.Dim("nodes"), torch.export.Dim("edges")
-    assert result.trained_on is not None
+    trained = result.trained_on
+    assert trained is not None
     examples = {  # of the sizes of a small graph: a program is traced, and its values do not matter
-        "x": (torch.ones(5, result.trained_on.num_features), {0: nodes}),
+        "x": (torch.ones(5, trained.num_features), {0: nodes}),
         "edge_index": (torch.tensor([[0, 1, 2, 3, 4, 1], [1, 2, 3, 4, 0, 0]]), {1: edges}),
         "edge_weight": (torch.ones(6), {0: edges}),
+        "edge_type": (torch.arange(6) % max(trained.num_relations, 1), {0: edges}),
+        "edge_attr": (torch.ones(6, *filter(None, [trained.edge_features])), {0: edges}),
     }
     inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     values, axes = tuple(examples[name][0] for name in inputs), {name: examples[name][1] for name in inputs}
-    return torch.export.export(module, values, dynamic_shapes=axes, strict=False)
+    backend = sys.modules.get("torch_geometric.backend")
+    chosen = getattr(backend, "use_segment_matmul", None)
+    try:
+        if backend is not None:  # which way an RGCNConv takes; None reads the number of edges, as no program can
+            vars(backend)["use_segment_matmul"] = False
+        return torch.export.export(module, values, dynamic_shapes=axes, strict=False)
+    finally:
+        if backend is not None:
+            vars(backend)["use_segment_matmul"] = chosen
 
 
 def _write_onnx(result: Result, path: Path) -> None:
@@ -120,6 +135,7 @@ def export(result: Result, to: str, out: str | Path | None = None) -> Path:
     partial = path.with_name(f".{path.stem}.partial{ending}")  # by its ending torch knows what to write
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()  # torch's writers say in their own words, of C++, that a file cannot be opened
         write(result, partial)
         partial.replace(path)
     except OSError as error:
@@ -131,5 +147,6 @@ def export(result: Result, to: str, out: str | Path | None = None) -> Path:
         words = f"{to} cannot express this model ({type(error).__name__}: {reason})"
         raise SpecError(f"task {result.name!r}: {words}; export pyg or safetensors") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return path

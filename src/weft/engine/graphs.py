@@ -415,13 +415,7 @@ class Graphs:
 
 def find_graph(task: Task, device: torch.device) -> Graph:
     """The graph that ``task.graph`` is or names; a generated one is made on ``device``."""
-    graph = as_graph(task.graph)
-    if graph is None and not isinstance(task.graph, str):
-        raise SpecError(
-            f"task {task.label!r}: graph={task.graph!r} must be a name, a path, a weft.Graph, or a Data or dataset of "
-            "PyG (see weft.Graph.from_edges)"
-        )
-    return graph or catalog.load(task.graph, device=device)
+    return as_graph(task.graph) or catalog.load(task.graph, device=device)
 
 
 def check_trainable(task: Task, graph: Graph | GraphStats) -> None:

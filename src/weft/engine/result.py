@@ -41,17 +41,8 @@ OBJECT = "<"  # how the description of a graph or model begins that was given as
 
 def graph_for(result: Result, graph: Any) -> Graph:
     """The graph to predict on, with the split that the task was trained on, if it has several."""
-    if graph is None:
-        graph = own_graph(result)
-    elif isinstance(graph, (str, os.PathLike)):
-        graph = catalog.load(graph)
-    converted = as_graph(graph)
-    if converted is None:
-        raise SpecError(
-            f"graph={type(graph).__name__}: must be a weft.Graph, a Data or dataset of PyG, a name or a path (see "
-            "weft.Graph.from_edges)"
-        )
-    return with_own_split(result.task, converted)
+    found = own_graph(result) if graph is None else as_graph(graph) or catalog.load(graph)
+    return with_own_split(result.task, found)
 
 
 def with_own_split(task: Task, graph: Graph) -> Graph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import SpecError
-from weft.core.files import write_json
+from weft.core.files import file_name, write_json
 from weft.core.plan import Plan
 from weft.core.settings import ARGS, identity, lower_is_better
 from weft.core.sweep import Sweep
@@ -20,9 +19,6 @@ from weft.engine.result import FORMAT, Result
 
 if TYPE_CHECKING:
     import pandas
-
-
-LONGEST_FOLDER = 100  # characters; file systems end at 255 bytes
 
 
 @dataclass(repr=False)
@@ -240,7 +236,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     result = []
     for index, name in enumerate(names):
-        stem = plain = re.sub(r"[^\w=.+-]+", "_", name, flags=re.ASCII).strip("_.")[:LONGEST_FOLDER] or "task"
+        stem = plain = file_name(name)
         while plain.lower() in taken:  # some file systems ignore case
             plain, index = f"{stem}-{index}", index + 1
         taken.add(plain.lower())

@@ -152,6 +152,9 @@ def test_wandb_has_a_run_per_member_in_the_group_of_the_sweep(tmp_path):
     result = train(sweep(), "wandb:project", out=tmp_path / "out")
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == len(result)
+    sync = [sys.executable, "-W", "ignore", "-m", "wandb", "sync", "--dry-run", *(str(file.parent) for file in files)]
+    synced = subprocess.run(sync, capture_output=True, text=True, check=True)
+    assert f"Would sync {len(files)} run(s)" in synced.stdout + synced.stderr
     found = {}
     for file in files:
         rows, summary = {}, {}

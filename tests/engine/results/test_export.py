@@ -13,7 +13,7 @@ from torch import nn
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 
 QUIET = {"progress": False, "device": "cpu"}
 MODELS = {
@@ -128,6 +128,55 @@ class OverWeft(nn.Module):
         return self.conv(x, adj)
 
 
+class OfEdges(nn.Module):
+    """Reads types and features of edges."""
+
+    def __init__(self, in_channels, out_channels, num_relations):
+        super().__init__()
+        self.first, self.last = nn.Linear(in_channels, out_channels), nn.Linear(3, out_channels)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.0, num_relations))
+
+    def forward(self, x, edge_index, edge_type, edge_attr):
+        sent = self.first(x)[edge_index[0]] * self.scale[edge_type][:, None] + self.last(edge_attr)
+        return torch.zeros_like(self.first(x)).index_add(0, edge_index[1], sent)
+
+
+class OfNodes(nn.Sequential):
+    def __init__(self, in_features, out_features):
+        super().__init__(nn.Linear(in_features, out_features))
+
+
+def with_relations(graph):
+    src, dst = graph.edge_index()
+    data = {"relation": (src < dst).long(), "edge_attr": torch.rand(graph.num_edges, 3)}
+    splits = {"train": graph.train, "val": graph.val, "test": graph.test}
+    return weft.Graph.from_edges(src, dst, graph.num_nodes, x=graph.x, y=graph.y, **data, **splits)
+
+
+@pytest.mark.parametrize("kind", ["pyg", "torch-export", "onnx"])
+@pytest.mark.parametrize("model", ["rgcn", OfEdges, OfNodes])
+def test_models_that_read_relations_features_of_edges_or_no_edges(model, kind, tmp_path):
+    pytest.importorskip("torch_geometric")
+    graph = with_relations(tiny_graph())
+    settings = {"hidden": 8, "layers": 3, "bases": 1, "norm": "batch"} if model == "rgcn" else {}
+    result = weft.run(weft.Task(graph, model=model, epochs=2, feature_norm="row", **settings), **QUIET)
+    ending = {"pyg": "pt", "torch-export": "pt2", "onnx": "onnx"}[kind]
+    file = result.export(kind, tmp_path / f"model.{ending}")
+    inputs = {"x": graph.x, "edge_index": graph.edge_index(), "edge_type": graph.relation.long()}
+    inputs["edge_attr"] = graph.edge_attr
+    names = {OfNodes: ["x"], OfEdges: [*inputs]}.get(model, ["x", "edge_index", "edge_type"])
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+        from onnx.reference import ReferenceEvaluator
+
+        values = {name: inputs[name].numpy() for name in names}
+        logits = torch.from_numpy(ReferenceEvaluator(str(file)).run(None, values)[0])
+    else:
+        loaded = torch.load(file, weights_only=False) if kind == "pyg" else torch.export.load(file).module()
+        logits = loaded(*(inputs[name] for name in names))
+    torch.testing.assert_close(logits, result.predict_logits(), atol=1e-5, rtol=1e-5)
+
+
 def test_users_modules_in_pygs_style(tmp_path):
     graph = tiny_graph()
     result = weft.run(weft.Task(graph, model=Mean, epochs=2, feature_norm="row"), **QUIET)
@@ -144,8 +193,10 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path, monkeypatch):
         (plain, ("keras",), "to='keras' must be one of pyg, torch-export, onnx, safetensors"),
         (plain, ("onnx", "model.pt"), "must end in .onnx"),
         (plain, ("pyg",), "residual=True has no counterpart in PyG"),
-        (over_weft, ("pyg",), "OverWeft takes another argument than edge_index"),
+        (over_weft, ("pyg",), "OverWeft takes Weft's adjacency, not edge_index"),
     ]:
         with pytest.raises(SpecError, match=told):
             result.export(*arguments)
+    with pytest.raises(InputError, match=r"out='n+\.pt': cannot be written \(File name too long\)"):
+        weft.run(weft.Task(graph, model=Mean, epochs=1), **QUIET).export("pyg", f"{'n' * 300}.pt")
     assert not list(tmp_path.iterdir())

@@ -57,6 +57,40 @@ def test_other_names_are_errors_that_name_the_setting():
         parse_spec({"graph": "demo", "train": {"max_epochs": 1}})
 
 
+@pytest.mark.parametrize(("name", "value", "setting"), [
+    ("criterion", nn.CrossEntropyLoss(), "objective"),
+    ("num_epochs", 3, "epochs"),
+    ("monitor", "val_loss", "select"),
+])  # fmt: skip
+def test_so_are_those_that_a_class_of_pyg_would_take_as_arguments(name, value, setting):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    with pytest.raises(SpecError, match=rf"it has no argument '{name}' \(did you mean '{setting}'\?\); it has hidden"):
+        weft.run(weft.Task("demo", pyg.GCN, num_layers=2, **{name: value}), device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(("name", "what"), [("in_channels", "features"), ("out_channels", "classes")])
+def test_sizes_that_the_graph_gives_are_left_out(name, what):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    with pytest.raises(SpecError, match=f"model_args: {name} is the number of {what} of the graph; leave it out$"):
+        weft.run(weft.Task("demo", pyg.GCN, num_layers=2, **{name: 7}), device="cpu", progress=False)
+
+
+def test_objects_are_shown_in_one_line():
+    pyg = pytest.importorskip("torch_geometric.nn")
+    long = torch.zeros(40, 40)
+    optimizer = torch.optim.Adam([nn.Parameter(long)])
+    with pytest.raises(
+        SpecError, match=r"optimizer=Adam \( Parameter Group 0 amsgrad: .*… must be one of adam"
+    ) as refused:
+        weft.Task("demo", optimizer=optimizer)
+    assert "\n" not in str(refused.value)
+    for make in (lambda: weft.Task((long, long)), lambda: weft.Task("demo", pyg.PNA, num_layers=2, deg=long, foo=3)):
+        with pytest.raises(InputError) as refused:
+            weft.run(make(), device="cpu", progress=False)
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 600
+
+
 def test_no_list_of_all_names():
     with pytest.raises(SpecError, match=r"unknown setting 'qqqq'; docs/api.md lists") as error:
         weft.Task(graph="demo", qqqq=1)

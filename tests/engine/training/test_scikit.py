@@ -71,6 +71,25 @@ def test_cross_validation_and_search_over_settings():
     assert folds.shape == (3,)
 
 
+def test_a_search_over_names_of_pyg_and_arguments_of_its_models():
+    pyg, selection = pytest.importorskip("torch_geometric.nn"), pytest.importorskip("sklearn.model_selection")
+    graph, ids = tiny_graph(), np.arange(60)
+    model = weft.WeftClassifier(graph.to_pyg(), pyg.GCN, hidden=4, num_layers=2, epochs=2, device="cpu")
+    grid = {"hidden_channels": [6], "jk": ["cat"], "learning_rate": [0.1]}
+    best = selection.GridSearchCV(model, grid, cv=2, error_score="raise").fit(ids, words(graph)).best_estimator_
+    assert (best.result_.task.hidden, best.result_.task.model_args) == (6, {"jk": "cat"})
+    assert "hidden=6" in repr(best)
+    assert "hidden_channels" not in best.get_params()
+
+
+def test_a_score_of_equal_numbers_is_as_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    graph, ids = tiny_graph(), np.arange(20)
+    model = weft.WeftRegressor(graph, epochs=2, device="cpu").fit(ids, graph.x[:20, 0].numpy())
+    for truth in (np.ones(20), graph.x[:20, 0].numpy(), model.predict(ids)):
+        assert model.score(ids, truth) == pytest.approx(metrics.r2_score(truth, model.predict(ids)))
+
+
 def test_mistakes():
     graph = tiny_graph()
     model = weft.WeftClassifier(graph, **SETTINGS)
@@ -80,6 +99,15 @@ def test_mistakes():
         (lambda: model.fit(np.zeros((5, 2)), np.zeros(5)), "samples are node ids"),
         (lambda: model.fit([1, 1], [0, 1]), "1 different nodes in 2 samples"),
         (lambda: model.set_params(num_hidden=3), "unknown setting 'num_hidden'; did you mean 'hidden'"),
+        (lambda: weft.WeftClassifier(graph, num_hidden=3), "unknown setting 'num_hidden'; did you mean 'hidden'"),
+        (lambda: model.fit([0, 1, 2], np.eye(3)), r"y has shape \[3, 3\] of float64; a classifier takes finite \[n\]$"),
+        (lambda: model.fit([0, 1], [0.0, np.nan]), "a classifier takes finite"),
+        (
+            lambda: weft.WeftRegressor(graph).fit([0, 1], ["a", "b"]),
+            "of <U1; a regressor takes finite",
+        ),
+        (lambda: weft.WeftRegressor(graph).fit([0, 1], [0.0, np.nan]), "a regressor takes finite"),
+        (lambda: weft.WeftClassifier(weft.Graph(graph.adj, graph.x)).fit([0, 1]), r"y has shape \[\] of object"),
     ]:
         with pytest.raises(SpecError, match=told):
             call()

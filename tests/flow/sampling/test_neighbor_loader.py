@@ -54,10 +54,11 @@ def test_all_seeds_come_once_an_epoch(data):
     assert [batch.batch_size for batch in dropping] == [32] * len(dropping) == [32, 32, 32]
 
 
-@pytest.mark.parametrize("nodes", [None, [7, 3, 3], torch.tensor([5, 1], dtype=torch.int32)])
+@pytest.mark.parametrize("nodes", [None, [7, 3, 3], (None, [7, 3]), torch.tensor([5, 1], dtype=torch.int32)])
 def test_seeds_as_ids_are_called_by_their_positions(data, nodes):
     (batch,) = weft.NeighborLoader(data, [2], nodes, batch_size=300)
-    seeds = torch.arange(300) if nodes is None else torch.as_tensor(nodes).long()
+    ids = nodes[1] if isinstance(nodes, tuple) else nodes  # as PyG's loader takes them, with their type
+    seeds = torch.arange(300) if ids is None else torch.as_tensor(ids).long()
     assert torch.equal(batch.input_id, torch.arange(seeds.numel()))
     assert torch.equal(batch.n_id[: batch.batch_size], seeds)
 
@@ -128,7 +129,11 @@ def test_pyg_models_trim_its_batches_and_weft_trains_on_them():
         ({"batchsize": 3}, r"NeighborLoader has no argument 'batchsize' \(did you mean 'batch_size'\?\)"),
         ({"batch_size": 0}, "NeighborLoader: batch_size=0 must be at least 1"),
         ({"input_nodes": torch.zeros(7, dtype=torch.bool)}, "must be a mask of 300 nodes, or node ids, and have at"),
-        ({"input_nodes": [0.5]}, "must be a mask of 300 nodes"),
+        ({"input_nodes": [0.5]}, r"input_nodes\[0\] = 0.5 is of type float64; ids must be integers"),
+        ({"input_nodes": [3, 300]}, r"input_nodes\[1\] = 300 is out of range: nodes of the data must lie in 0..299"),
+        ({"input_nodes": ("paper", [3])}, "input_nodes is not a rectangular array"),
+        ({"weight_attr": "width"}, r"weight_attr='width': Data\(.*\) has no such attribute"),
+        ({"device": "tpu"}, "device 'tpu' is unknown"),
         ({"num_neighbors": 5}, r"num_neighbors=5 must list a number per hop, such as \[15, 10\]"),
         ({"num_neighbors": {"a": [5]}}, "num_neighbors={'a': .* must list a number per hop"),
     ],

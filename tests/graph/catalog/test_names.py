@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.graph.catalog.demo_graph import demo_arrays, demo_graph
-from weft.core.errors import GraphError
+from weft.core.errors import GraphError, SpecError
 from weft.graph import Graph, SparseFeatures
 from weft.graph.catalog import datasets
 from weft.graph.catalog import names as catalog
@@ -123,7 +123,7 @@ def test_a_name_that_cannot_be_loaded_says_what_can(name, says):
 
 
 def test_what_is_no_name():
-    with pytest.raises(GraphError, match="takes the name or path of a graph, such as 'demo', not None"):
+    with pytest.raises(SpecError, match=r"graph=None must be a name, a path, a weft\.Graph, or a Data"):
         catalog.load(None)
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from weft.core.event import Event
-from weft.engine.loggers.tracker import measured
+from weft.engine.loggers.tracker import measured, rows_of
 
 LEVELS = {"failed": logging.ERROR, "note": logging.WARNING, "interrupted": logging.WARNING}
 SHOWN = ("start", "log", "end", "finish", "preempted", *LEVELS)
@@ -23,8 +23,7 @@ def records_to(name: str) -> Callable[[Event], None]:
         data, level = event.data, LEVELS.get(event.kind, logging.INFO)
         if event.kind == "rows" and logger.isEnabledFor(level):
             for part in data["members"]:
-                for epoch, row in enumerate(part["rows"], part["first"]):
-                    values = measured(dict(zip(part["columns"], row, strict=True)))
+                for epoch, values in rows_of(part):
                     logger.log(level, "%s: epoch %d: %s", part["task"], epoch, words(values), extra={"weft": event})
         elif event.kind in SHOWN:
             said = [data.get("status", event.kind), data.get("message", "")]

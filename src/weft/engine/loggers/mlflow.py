@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from weft.core.event import Event
-from weft.engine.loggers.tracker import Rows, Tracked, Tracker
+from weft.engine.loggers.tracker import Rows, Tracked, Tracker, in_cells
 
 STATUSES = {"finished": "FINISHED", "stopped": "FINISHED", "pruned": "FINISHED", "diverged": "FAILED"}
 MOST_PARAMETERS, MOST_METRICS = 100, 1000  # in one call
@@ -35,7 +35,7 @@ class MlflowLogger(Tracker):
         member.handle, is_new = self._run(member.id, member.name, **parent)
         if not is_new:
             return max((metric.step for metric in self._client.get_metric_history(member.handle, "loss")), default=0)
-        given = [(name, value) for name, value in member.settings.items() if value is not None]
+        given = in_cells(member.settings).items()
         parameters = [self._entities.Param(key(name), str(value)[:LONGEST]) for name, value in given]
         for first in range(0, len(parameters), MOST_PARAMETERS):
             self._client.log_batch(member.handle, params=parameters[first : first + MOST_PARAMETERS])

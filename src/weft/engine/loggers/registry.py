@@ -9,17 +9,8 @@ from typing import Any
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.plugins import blame_plugin, load_plugin
+from weft.core.run_options import LOGGERS
 from weft.core.wording import option
-
-BUILT_IN = {  # the file and the name of what makes each of the text behind its colon
-    "tensorboard": ("tensorboard", "TensorboardLogger"),
-    "wandb": ("wandb", "WandbLogger"),
-    "mlflow": ("mlflow", "MlflowLogger"),
-    "trackio": ("wandb", "TrackioLogger"),
-    "csv": ("tables", "CsvLogger"),
-    "parquet": ("tables", "ParquetLogger"),
-    "logging": ("logging", "records_to"),
-}
 
 
 def make_logger(spec: str) -> Callable[[Event], Any]:
@@ -29,14 +20,14 @@ def make_logger(spec: str) -> Callable[[Event], Any]:
     is continued, and ``close()`` at the end. An entry point in ``weft.loggers`` makes one of the text behind the colon.
     """
     kind, _, where = spec.partition(":")
-    if kind not in BUILT_IN:
+    if kind not in LOGGERS:
         make = load_plugin("loggers", kind)
         with blame_plugin("loggers", kind):
             made = make(where)
         if callable(made):
             return made  # type: ignore[no-any-return]
         raise SpecError(f"{option('log', spec)}: the entry point in weft.loggers made {made!r}, which is no function")
-    module, name = BUILT_IN[kind]
+    module, _, name = LOGGERS[kind][1].partition(":")
     try:
         return getattr(import_module(f"weft.engine.loggers.{module}"), name)(where)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:

@@ -6,14 +6,13 @@ A file may hold several runs. The rows of a run that is resumed are written anew
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.files import replacing
-from weft.engine.loggers.tracker import Rows, Tracked, Tracker
+from weft.engine.loggers.tracker import Rows, Tracked, Tracker, in_cells
 
 FIRST = ("run", "sweep", "task")  # columns of every table
 
@@ -69,13 +68,13 @@ class CsvLogger(Tracker):
             if table and table[-1]["epoch"] == epoch:
                 table[-1] |= values
             else:
-                table.append({**first_cells(member), "epoch": epoch, **cells(member.varying), **values})
+                table.append({**first_cells(member), "epoch": epoch, **in_cells(member.varying), **values})
         self._last[member.name] = table.pop()
         self._epochs.add(table)
 
     def end(self, member: Tracked, final: Mapping[str, float], texts: Mapping[str, str], time: float) -> None:
         self._epochs.add([self._last.pop(member.name)] if member.name in self._last else [])
-        self._members.add([{**first_cells(member), **texts, **final, **cells(member.settings)}])
+        self._members.add([{**first_cells(member), **texts, **final, **in_cells(member.settings)}])
 
     def close(self) -> None:
         self._epochs.add(list(self._last.values()))
@@ -115,9 +114,4 @@ def of_members(path: Path) -> Path:
 
 def first_cells(member: Tracked) -> dict[str, str]:
     """The cells of :data:`FIRST`."""
-    return {"run": member.run, "sweep": member.group, "task": member.name}
-
-
-def cells(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in cells: lists and tables as JSON."""
-    return {name: json.dumps(v) if isinstance(v, (list, dict)) else v for name, v in settings.items()}
+    return dict(zip(FIRST, (member.run, member.group, member.name), strict=True))

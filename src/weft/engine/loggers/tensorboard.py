@@ -5,15 +5,12 @@ Files are opened for every event and closed again: a writer of TensorBoard's per
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.engine.loggers.tracker import Rows, Tracked, Tracker
-
-LONGEST_FOLDER = 100  # characters
+from weft.core.files import file_name
+from weft.engine.loggers.tracker import Rows, Tracked, Tracker, in_cells
 
 
 class TensorboardLogger(Tracker):
@@ -46,12 +43,7 @@ class TensorboardLogger(Tracker):
         member.handle = folder / f"events.out.tfevents.{int(self.start.time)}.weft"
         for former in folder.glob("events.out.tfevents.*.weft"):  # of the run before it was resumed
             former.unlink()
-        settings = {
-            name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-            for name, value in member.settings.items()
-            if value is not None
-        }
-        time = self.start.time
+        time, settings = self.start.time, in_cells(member.settings)
         self._write(member, time, [{"file_version": "brain.Event:2"}])
         self._write(member, time, [{"summary": self._hparams(settings, trial_id=member.id, start_time_secs=time)}])
         return 0
@@ -70,8 +62,3 @@ class TensorboardLogger(Tracker):
         with open(member.handle, "ab") as file:
             for event in events:
                 self._writer(file).write(self._event(wall_time=time, **event).SerializeToString())
-
-
-def file_name(name: str) -> str:
-    """``name`` without what a file system may refuse."""
-    return re.sub(r"[^\w=.,+-]+", "_", name)[:LONGEST_FOLDER].strip(".") or "task"

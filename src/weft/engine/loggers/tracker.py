@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,8 @@ class Tracker:
             if former is not None and last <= former.epoch:
                 continue
             member = self._member(part["task"], event)
-            rows = [
-                (epoch, measured(dict(zip(part["columns"], row, strict=True))))
-                for epoch, row in enumerate(part["rows"], part["first"])
-                if epoch > max(member.epoch, member.known)
-            ]
-            member.epoch = last
-            if rows := [(epoch, values) for epoch, values in rows if values]:
+            logged, member.epoch = max(member.epoch, member.known), last
+            if rows := [(epoch, values) for epoch, values in rows_of(part) if epoch > logged and values]:
                 self.log(member, rows, event.time)
 
     def _member(self, name: str, event: Event) -> Tracked:
@@ -145,6 +141,18 @@ class Tracker:
         weights = str(Path(folder) / "model.safetensors") if folder is not None and final.get("best_epoch") else ""
         texts = {"status": data["status"], "weights": weights, "report": data.get("report", "")}
         self.end(member, final, {name: text for name, text in texts.items() if text}, event.time)
+
+
+def rows_of(part: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """The epochs of one member in a ``rows`` event, with what was measured."""
+    for epoch, row in enumerate(part["rows"], part["first"]):
+        yield epoch, measured(dict(zip(part["columns"], row, strict=True)))
+
+
+def in_cells(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Settings that are given, lists and tables as JSON."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    return {name: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for name, v in given.items()}
 
 
 def measured(values: Mapping[str, Any]) -> dict[str, float]:

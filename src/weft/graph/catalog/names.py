@@ -24,14 +24,16 @@ from urllib.parse import parse_qsl
 import numpy as np
 import torch
 
-from weft.core.errors import GraphError
+from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.plugins import load_plugin
+from weft.core.task import GRAPHS
+from weft.core.wording import brief
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
 from weft.graph.catalog.listing import data_folders, found_in, unknown_name
 from weft.graph.catalog.shapes import Shape
-from weft.graph.graph import Graph
+from weft.graph.graph import Graph, as_graph
 from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL
 
 DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
@@ -43,7 +45,7 @@ FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
 
 
 def load(
-    graph: str | os.PathLike[str],
+    graph: Any,
     /,
     *,
     root: str | os.PathLike[str] | None = None,
@@ -51,13 +53,16 @@ def load(
     device: torch.device | str = "cpu",
     **reading: Any,
 ) -> Graph:
-    """The graph of a name or a path, on a device; ``root`` is a data folder to look in first.
+    """The graph of a name, a path, or a ``Data`` or dataset of PyG, on a device.
 
-    ``seed`` counts for generated graphs only. ``reading``: options of the reader of a file, such as ``directed=False``
-    (:func:`weft.graph.readers.read`).
+    ``root``: a data folder to look in first. ``seed`` counts for generated graphs only. ``reading``: options of the
+    reader of a file, such as ``directed=False`` (:func:`weft.graph.readers.read`).
     """
     if not isinstance(graph, (str, os.PathLike)):
-        raise GraphError(f"weft.load takes the name or path of a graph, such as 'demo', not {graph!r}")
+        given = as_graph(graph)
+        if given is None or reading:
+            raise SpecError(f"graph={brief(graph)} must be {GRAPHS} (see weft.Graph.from_edges)")
+        return given.to(device)
     text = os.fspath(graph)
     kind, colon, rest = text.partition(":")
     named = text == "demo" or (colon and kind in ("shape", "planted", *FETCHERS))

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from weft.core.errors import SpecError
 from weft.nn.conv import AttentionConv, Conv
 from weft.nn.epilogue import BatchNorm, Dropout, assign_sites
-from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
 from weft.nn.pyg.layers import (
     TEMPLATES,
     activation_name,
@@ -269,6 +269,8 @@ def _model_from_pyg(theirs: Any) -> GNN:
 def _model_to_pyg(ours: GNN) -> nn.Module:
     pyg = library()
     kinds = {GCN: pyg.GCN, SAGE: pyg.GraphSAGE, GIN: pyg.GIN, GAT: pyg.GAT, GATv2: pyg.GAT}
+    if type(ours) is RGCN:
+        return _chained(ours)
     if type(ours) not in kinds:
         raise SpecError(f"{type(ours).__name__} has no counterpart among PyG's models; its layers can be converted")
     options: dict[str, Any] = {"v2": True} if isinstance(ours, GATv2) else {}
@@ -285,3 +287,20 @@ def _model_to_pyg(ours: GNN) -> nn.Module:
     norms = [norm_to_pyg(epilogue.norm) for epilogue in hidden]
     theirs.norms = nn.ModuleList([*norms, nn.Identity()])
     return theirs
+
+
+def _chained(ours: RGCN) -> nn.Module:
+    """The layers of PyG one after the other, called with ``(x, edge_index, edge_type)``: PyG has no model of them."""
+    graph = fx.Graph()
+    x, *edges = (graph.placeholder(name) for name in ("x", "edge_index", "edge_type"))
+    parts: dict[str, nn.Module] = {}
+    for number, conv in enumerate(ours.convs):
+        parts[f"conv{number}"] = conv_to_pyg(conv)
+        x = graph.call_module(f"conv{number}", (x, *edges))
+        for epilogue in ours.epilogues[number : number + 1]:
+            activation = {"relu": nn.ReLU, "elu": nn.ELU, "none": nn.Identity}[epilogue.activation]()
+            after = nn.Sequential(norm_to_pyg(epilogue.norm), activation, nn.Dropout(epilogue.dropout.p))
+            parts[f"after{number}"] = after
+            x = graph.call_module(f"after{number}", (x,))
+    graph.output(x)
+    return fx.GraphModule(parts, graph, "RGCN")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.core.wording import brief
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
 from weft.runtime.modules.settings import SIZES, arguments, function_of, in_words, refused_argument, signature_of
@@ -68,7 +69,7 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
             by_position = () if signature.by_name else tuple(sizes.values())
             model = factory(*by_position, **(sizes if signature.by_name else {}), **keywords)
         except Exception as error:
-            shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | keywords).items())
+            shown = ", ".join(f"{name}={brief(value)}" for name, value in (sizes | keywords).items())
             raise SpecError(
                 f"task {task.label!r}: model {task.model_name} could not be called as ({shown}): "
                 f"{refused_argument(error) or in_words(error, __file__)}"

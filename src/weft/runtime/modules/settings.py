@@ -26,6 +26,7 @@ from weft.core.errors import SpecError, WeftError
 from weft.core.settings import identity
 from weft.core.task import (
     ALIASES,
+    ELSEWHERE,
     LOOP_SETTINGS,
     OPTIMIZER_GIVEN,
     OPTIMIZER_SETTINGS,
@@ -186,7 +187,9 @@ def refused_argument(error: BaseException) -> str:
     listed = [name for name in names if not any(name in pair for pair in SIZES)]
     if not listed:
         return ""
+    own = ELSEWHERE.get(match[1])
     hint = nearest_names(match[1], listed) or nearest_names(match[1], DEFAULTS.keys() - {match[1]})
+    hint = f" (did you mean {own!r}?)" if own else hint
     return f"it has no argument {match[1]!r}{hint}; it has {', '.join(listed)}"
 
 
@@ -290,6 +293,9 @@ def _check_arguments(task: Task, signature: Signature | None) -> None:
     else:
         read = {signature.parameter_for(name): name for name in task.given_to_model()}
         for name in task.model_args:
+            if name in signature.sizes:
+                what = "features" if name == signature.sizes[0] else "classes"
+                raise SpecError(f"{where}: {name} is the number of {what} of the graph; leave it out")
             if name in read:
                 raise SpecError(
                     f"{where}: {read[name]}={getattr(task, read[name])!r} is {name} of the model; give it once"
