@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import weft
+from tests.graphs_for_tests import tiny_graph
 from tests.serve.direct_queue import DirectQueue, problems
 from tests.serve.serving import FAULTY, TASK, ServeProcess
 from weft.core.errors import InputError
@@ -35,7 +36,9 @@ def serving(folder, *options):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    process = serving(tmp_path_factory.mktemp("resident"), "--workers", "2")
+    folder = tmp_path_factory.mktemp("resident")
+    (folder / "graphs").mkdir()
+    process = serving(folder, "--workers", "2", "--graphs", str(folder / "graphs"))
     yield process
     assert process.stop() == 0
     log = (process.folder / "serve.log").read_text()
@@ -143,6 +146,15 @@ def test_a_request_that_cannot_be_answered_is_one_sentence(server, anna, done, b
     for task in anna.tasks("running") + anna.tasks("planned"):
         if task["kind"] == "training":
             anna.cancel(task["id"])
+
+
+def test_a_model_that_can_never_be_loaded_is_not_asked_for_again(server, anna):
+    tiny_graph(0).save(server.folder / "graphs" / "mine.npz")
+    task = trained(anna, graph="mine.npz")
+    tiny_graph(1).save(server.folder / "graphs" / "mine.npz", overwrite=True)
+    with pytest.raises(weft.WeftError, match=r"cannot be loaded: .* had 60 nodes") as error:
+        anna.predict(task, [1])
+    assert "try again" not in str(error.value)
 
 
 def test_it_needs_a_token(server):

@@ -401,6 +401,8 @@ class ResidentModels:
                 shown, next_look = await reads(service.reads, service.show, name), now + POLL_STATE_SECONDS
             if shown["state"] in ENDED or now > end:
                 why = shown["error"] or shown["why"] or f"it is {shown['state']}"
+                if shown["state"] == "failed":
+                    raise BadRequestError(f"the model of task {task!r} cannot be loaded: {why}", 409)
                 raise BadRequestError(f"the model of task {task!r} is not loaded yet: {why}; try again", 503)
             await asyncio.sleep(POLL_LOADED_SECONDS)
         return active
