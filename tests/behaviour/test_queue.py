@@ -85,6 +85,7 @@ def test_tasks_are_trained_and_fetched(server, tmp_path):
     assert server.stop() == 0
 
 
+@pytest.mark.rest
 def test_a_killed_server_goes_on_and_finishes_every_task_once(server):
     long = weft.Task(**TASK, epochs=700)
     several = [weft.Task(**{**TASK, "model": "sage"}, epochs=150, seed=seed) for seed in range(2)]

@@ -72,7 +72,9 @@ def alone() -> dict[str, dict]:
     return {}
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=[pytest.mark.rest] * (ranks != 3), id=str(ranks)) for ranks in RANKS]
+)
 def test_sharded_is_single(ranks, alone):
     chosen = cases_for(ranks)
     for case in chosen:

@@ -208,6 +208,7 @@ def test_the_default_policy_on_the_queues_of_the_paper(name):
     assert mine.refused == 0
 
 
+@pytest.mark.rest
 def test_ten_thousand_tasks_of_all_kinds():
     tasks = random_queue(10_000, seed=1, machine=V100, gap_seconds=4.0)
     run = simulate(find_policy("backfill"), tasks, [device(workers=4)])

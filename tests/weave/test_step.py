@@ -137,6 +137,7 @@ def test_steps_are_recorded_without_moving_the_state():
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.rest
 def test_generated_kernels_train_a_group_under_the_interpreter():
     """The whole way of a GPU but for its streams: recording, weaving, and kernels written for the group."""
     pytest.importorskip("triton")

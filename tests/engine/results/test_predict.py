@@ -101,7 +101,7 @@ def test_a_graph_that_does_not_fit_is_one_sentence():
         result.predict(Graph.from_edges([0], [1]))
     with pytest.raises(GraphError, match="out of range"):
         result.predict(nodes=[60])
-    with pytest.raises(SpecError, match=r"must be a weft\.Graph, a Data or dataset of PyG, a name or a path"):
+    with pytest.raises(SpecError, match=r"must be a name, a path, a weft\.Graph, or a Data"):
         result.predict(torch.ones(3))
 
 
