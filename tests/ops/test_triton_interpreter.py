@@ -18,15 +18,11 @@ FOLDERS = (
     ROOT / "tests" / "flow" / "interpreted",
     ROOT / "tests" / "weave" / "interpreted",
 )
-LONG = ("test_attention_kernels.py", "test_attention_spread.py", "test_multi_kernels.py", "test_row_order.py")  # 100 s
-FILES = [
-    pytest.param(path, marks=[pytest.mark.rest] * (path.name in LONG), id=path.name)
-    for path in sorted(path for folder in FOLDERS for path in folder.glob("test_*.py"))
-]
 
 
+@pytest.mark.rest
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize("path", sorted(p for f in FOLDERS for p in f.glob("test_*.py")), ids=lambda path: path.name)
 def test_kernels_under_the_interpreter(path):
     """In a process of its own: Triton decides at import whether it interprets."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
