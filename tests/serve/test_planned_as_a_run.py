@@ -178,8 +178,8 @@ def test_sampled_tasks_with_one_sampling_share_batches_across_submissions(tmp_pa
 @pytest.mark.long
 def test_members_of_several_structures_go_on_after_their_worker_was_killed(tmp_path):
     settings = [
-        {**SAMPLED, "epochs": 1500, "dropout": 0.0},
-        {**SAMPLED, "epochs": 1500, "dropout": 0.0, "model": "gcn"},
+        {**SAMPLED, "epochs": 500, "dropout": 0.0},
+        {**SAMPLED, "epochs": 500, "dropout": 0.0, "model": "gcn"},
     ]
     with opened(tmp_path) as queue:
         names = queue.start_together(*settings)
