@@ -271,10 +271,14 @@ class WritesToThePipe(Plain):
         return y
 
 
+def parent_of(pid: int) -> int:
+    """The process that started another."""
+    return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+
+
 def kill_server() -> None:
     """Kill the parent of the spawner that this process was forked from."""
-    stat = Path("/proc", str(os.getppid()), "stat").read_text()
-    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    os.kill(parent_of(os.getppid()), signal.SIGKILL)
     time.sleep(1000.0)
 
 
@@ -387,6 +391,20 @@ class KillsSpawner(Plain):
     def go_wrong(self, y):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000.0)
+
+
+class KillsSpawners(Plain):
+    """Kills every spawner of the server that it belongs to, as soon as there is one."""
+
+    def go_wrong(self, y):
+        server = parent_of(os.getppid())
+        while True:
+            for folder in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError, IndexError):
+                    spawns = b"weft.serve.spawner" in (folder / "cmdline").read_bytes()
+                    if spawns and parent_of(int(folder.name)) == server and int(folder.name) != os.getpid():
+                        os.kill(int(folder.name), signal.SIGKILL)
+            time.sleep(0.02)
 
 
 class ChangesFolder(Plain):

@@ -38,28 +38,50 @@ def test_the_log_of_all_workers_begins_anew_when_it_is_full(tmp_path, monkeypatc
         assert log.stat().st_size < 1000
 
 
-@pytest.mark.rest
-def test_a_killed_spawner_costs_no_task_an_attempt(tmp_path):
-    with opened(tmp_path) as queue:
-        single = submit_own(queue, own("Counts", epochs=3_000), max_attempts=1)
-        queue.until(lambda: queue.epoch(single[0]) > 0)
-        spawner = queue.supervisor.pool._spawner._process.pid
-        os.kill(spawner, signal.SIGKILL)
-        [done] = queue.wait(single)
-        assert done.state == "done", done.error
-        assert (done.max_attempts - done.attempts) == 0
-        starts = [event for event in queue.db.events(task=single[0], limit=10_000) if event.kind == "running"]
-        assert len(starts) == 2
+def kill_spawner(queue) -> None:
+    """Kill the process that starts workers; return when there is another."""
+    spawner = queue.supervisor.pool._spawner
+    killed = spawner._process.pid
+    os.kill(killed, signal.SIGKILL)
+    queue.until(lambda: (now := spawner._process) is not None and now.pid != killed and spawner.ready())
+
+
+def starts_of(queue, name: str) -> int:
+    """How often a task was started."""
+    return sum(event.kind == "running" for event in queue.db.events(task=name, limit=10_000))
 
 
 @pytest.mark.rest
-def test_a_group_goes_on_together_after_the_spawner_was_killed(tmp_path):
+def test_users_code_runs_on_when_one_spawner_is_killed_and_not_when_two_are(tmp_path):
+    """Its model may be the cause, and without a spawner nobody's worker can be started."""
+    with opened(tmp_path, workers=2) as queue:
+        [others] = queue.submit({"epochs": 6_000}, user="ann", max_attempts=1)
+        [own_code] = submit_own(queue, own("Counts", epochs=6_000), user="bob", max_attempts=2)
+        queue.until(lambda: queue.epoch(own_code) > 0 and queue.epoch(others) > 0)
+        kill_spawner(queue)
+        assert starts_of(queue, own_code) == 1
+        kill_spawner(queue)
+        done = queue.wait([others, own_code])
+        assert [task.state for task in done] == ["done", "done"], [task.error for task in done]
+        assert [starts_of(queue, name) for name in (others, own_code)] == [1, 2]
+        assert [task.attempts for task in done] == [1, 2]
+
+
+@pytest.mark.rest
+def test_a_group_goes_on_where_it_was_after_the_spawner_was_killed(tmp_path):
+    """So do tasks that come later, in a process that a new spawner has started."""
     with opened(tmp_path) as queue:
         names = queue.submit({"epochs": 900}, {"epochs": 900, "seed": 1}, max_attempts=1)
         queue.until(lambda: all(queue.epoch(name) > 0 for name in names))
-        os.kill(queue.supervisor.pool._spawner._process.pid, signal.SIGKILL)
+        worker = queue.worker_pid()
+        kill_spawner(queue)
         assert [task.state for task in queue.wait(names)] == ["done", "done"]
         assert len(queue.db.groups()) == 1
+        assert starts_of(queue, names[0]) == 1
+        queue.until(lambda: queue.worker_pid() not in (worker, 0))
+        assert [task.state for task in queue.wait(queue.submit({"seed": 2}))] == ["done"]
+        status = Path(f"/proc/{worker}/status")
+        assert not status.exists() or "(zombie)" in status.read_text()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])

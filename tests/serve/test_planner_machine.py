@@ -24,6 +24,7 @@ def test_estimates_are_for_the_first_gpu_that_cuda_shows_the_server(tmp_path, mo
     there = [gpus.Gpu("NVIDIA A100-SXM4-80GB", "GPU-1"), gpus.Gpu("NVIDIA H200", "GPU-2")]
     monkeypatch.setattr(gpus, "_in_files", lambda: there)
     monkeypatch.setattr(worker_pool, "WorkerProcess", start)
+    monkeypatch.setattr(worker_pool.Spawner, "ready", lambda self: True)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
     if chosen is not None:

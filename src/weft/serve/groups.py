@@ -45,7 +45,6 @@ from weft.serve.state import (
     queued_task,
     run_options_of,
     runs_users_code,
-    take_over,
     unchanged,
     unless_lost,
     without_twins,
@@ -133,8 +132,6 @@ class GroupEndings:
             for name in active.members:
                 unless_lost(self._try_apart, active, name, text)
             self._state.end_group(active, "dissolved" if active.fused else "ended", text)
-        elif message.get("kind") == "orphaned":
-            self._orphaned(active, str(message["error"]))
         elif "error" in message:
             kind, error = str(message["kind"]), str(message["error"])
             for name in active.members:
@@ -153,19 +150,6 @@ class GroupEndings:
             continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
             state = "ended" if not any(continues) else "preempted" if active.fused else "dissolved"
             self._state.end_group(active, state)
-
-    def _orphaned(self, active: ActiveGroup, reason: str) -> None:
-        """Queue a group again that ended because the process that starts workers died, as after the death of a server.
-
-        That costs no attempt unless it happens again before the task has saved anything: its model may be the cause.
-        """
-        claimant = self._state.claimant(active.worker)
-        tasks = self._state.db.known(active.members)
-        held = [task for task in tasks if (task.state, task.worker) == ("running", claimant)]
-        apart = take_over(self._state.db, held, died=True, reason=reason)
-        if active.fused and apart:
-            split(self._state.db, active.group, active.members)
-        self._state.end_group(active, "preempted" if active.fused and not apart else "dissolved", reason)
 
     def _try_apart(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again whose device broke, alone on the device; fail it the second time."""
@@ -245,13 +229,13 @@ class GroupEndings:
             self._state.shares.charge(user, active.had)
             self._state.ran[time.monotonic() // QUARTER, user] += active.seconds / len(active.users)
 
-    def worker_gone(self, worker: WorkerProcess, reason: str, orphaned: bool = False) -> None:
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         """Queue the tasks of a worker again that has ended."""
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
             group_ended(self._state, active, {})
-            kind = "orphaned" if orphaned else "memory" if reason.startswith("out of memory") else "gone"
+            kind = "memory" if reason.startswith("out of memory") else "gone"
             self._write(partial(self._ended, active, {"error": reason, "kind": kind, "held": worker.bytes}))
 
 
@@ -287,7 +271,7 @@ def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:
 
 def why_gone(worker: WorkerProcess, code: Any) -> str:
     """Why a worker has ended."""
-    words = "the process that starts workers was killed" if code == SPAWNER_GONE else f"exit code {code}"
+    words = "the process that had started it was killed before" if code == SPAWNER_GONE else f"exit code {code}"
     if isinstance(code, int) and SPAWNER_GONE < code < 0:
         words = f"signal {-code}, {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
     return worker.end_reason or f"its worker ended ({words})"

@@ -257,16 +257,12 @@ class TaskPlanner:
             self._forget(planning)
             planner.kill(reason)
 
-    def planner_gone(self, planner: WorkerProcess, reason: str, orphaned: bool = False) -> None:
-        """A planner ended; a task that ends it again and again is refused.
-
-        ``orphaned``: it ended with the process that starts workers, which only code that is not Weft's may have killed.
-        """
+    def planner_gone(self, planner: WorkerProcess, reason: str) -> None:
+        """A planner ended; a task that ends it again and again is refused."""
         planning = self._of(planner)
         if planning is not None:
             self._forget(planning)
-            if planning.users_code or not orphaned:
-                self._count_try(planning.task, reason)
+            self._count_try(planning.task, reason)
 
     def _of(self, planner: WorkerProcess) -> Planning | None:
         """What a planner is at."""

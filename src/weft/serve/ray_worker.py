@@ -65,6 +65,8 @@ class WorkerHost:
 class RayWorker(WorkerProcess):
     """A worker on a node; ``device`` is ``DEVICE@NODE``."""
 
+    orphaned = 0
+
     def __init__(self, name: str, device: str, inbox: Inbox, options: WorkerOptions) -> None:
         self.name, self.device, self._inbox, self.questions = name, device, inbox, {}
         self.last_heard, self._ended, self._ray = time.monotonic(), threading.Event(), import_ray()

@@ -8,7 +8,8 @@ It reads one JSON line per worker to start from a Unix socket, with the worker's
 ``{"pid": ...}`` and, when a worker has ended, ``{"ended": pid, "code": ...}``.
 
 Every worker leads a session of its own. What a model has started ends with its worker: the rest of the session is
-killed, and so are processes that left it, which become children of the spawner (on Linux).
+killed, and so are processes that left it, which become children of the spawner (on Linux). Should the spawner be
+killed, workers end their groups, and the server replaces them then.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def spawn_until_closed(link: socket.socket, parent: int) -> None:
 def _fork(
     link: socket.socket, request: dict[str, Any], handles: list[int], wake: tuple[int, int], workers: set[int]
 ) -> None:
-    spawner, pid = os.getpid(), os.fork()
+    pid = os.fork()
     if pid:
         workers.add(pid)
         for handle in handles:
@@ -133,7 +134,6 @@ def _fork(
         for handle in wake:
             os.close(handle)
         os.setsid()
-        end_with_parent(spawner)
         os.dup2(handles[0], 0)
         os.close(handles[0])
         os.environ.update(request["environment"])
@@ -143,7 +143,7 @@ def _fork(
         device, keep = request["device"], int(request.get("keep_bytes", 0))
         if device.startswith("cuda"):
             os.dup2(out, 1)
-            options = ["--device", device, "--parent", str(spawner), "--keep-bytes", str(keep)]
+            options = ["--device", device, "--keep-bytes", str(keep)]
             os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *options])
         work_on(device, sys.stdin, out, warm=True, keep_bytes=keep)
     finally:

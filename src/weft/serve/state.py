@@ -391,7 +391,7 @@ def is_suspect(task: QueueTask) -> bool:
     return bool((task.plan or {}).get(SUSPECT))
 
 
-def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool, reason: str = RESTARTED) -> set[str]:
+def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool) -> set[str]:
     """Queue again what a server ran, or hold what it ``died`` of too often; those that go on without their groups."""
     apart: set[str] = set()
     for task in ran:
@@ -415,7 +415,7 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool, reason: str = R
         elif suspect > 1:
             db.fail(task.id, str(task.worker), task.attempts, "the server died while it ran", retry=True, plan=plan)
         else:
-            db.release(task.id, reason, plan=plan)  # in one transaction: a server that dies here is counted once
+            db.release(task.id, RESTARTED, plan=plan)  # in one transaction: a server that dies here is counted once
     return apart
 
 

@@ -59,7 +59,7 @@ from weft.serve.state import (
     unless_lost,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, SPAWNER_GONE, NoWorkersError, WorkerPool, WorkerProcess, bound_log
+from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool, WorkerProcess, bound_log
 
 SAMPLES = 1_800  # of memory by device over time
 
@@ -545,9 +545,8 @@ class Supervisor(threading.Thread):
         self.state.counters["workers_lost"] += not worker.renewed
         self.state.dirty, reason = True, why_gone(worker, message.get("code"))
         try:
-            orphaned = message.get("code") == SPAWNER_GONE and not worker.end_reason
             if worker.name == PLANNER:
-                self._planner.planner_gone(worker, reason, orphaned)
-            self._endings.worker_gone(worker, reason, orphaned)
+                self._planner.planner_gone(worker, reason)
+            self._endings.worker_gone(worker, reason)
         finally:  # also where that cannot be written now
             self.pool.replace(worker)

@@ -15,7 +15,7 @@ From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a tas
 the run, or ``scores`` of a sweep that is pruned), ``answer`` (to ``predict``), ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
-The worker ends with the process that started it.
+The worker ends with the server, whose end closes stdin, or with its ``--parent``.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Worker:
                 print(f"group {message['group']} is not preempted: its training could not be resumed", flush=True)
             elif message["do"] == "preempt":
                 control.preempt()
-        os._exit(0)  # the process that started this one has ended
+        os._exit(0)  # the server has ended
 
     def _control_of(self, message: Mapping[str, Any]) -> Control:
         """What steers a group; one of a sweep that is pruned exchanges scores with other workers."""

@@ -36,7 +36,7 @@ Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
 Questions = dict[int, tuple[float, "Future[Mapping[str, Any]]"]]  # by number: when they were asked, and the answer
 QUESTION_NUMBERS = itertools.count()
 READY_SECONDS, CODE_SECONDS = 300.0, 5.0
-SPAWNER_GONE = -1_000  # code of a worker that ended because its spawner did; no signal has that number
+SPAWNER_GONE = -1_000  # code of a worker that ended after its spawner, which had its code; no signal has that number
 MOST_LOG_BYTES = 16 << 20  # of the log of a group, and of the one of all workers
 MOST_LINE_BYTES = 64 << 20  # of one message
 POLL_MILLISECONDS = 500  # between two looks whether a worker that says nothing has ended
@@ -60,8 +60,10 @@ class Spawner:
         self._log, self._environment, self._threads = log, environment, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
+        self._ready, self._give_up_at = False, math.inf
         self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
         self._alive: set[int] = set()  # workers that the present process has started
+        self._orphans: dict[int, int] = {}  # by worker that a former one had started: how many have ended since
         self._codes: dict[int, int] = {}
         self._changed = threading.Condition()
         self._lock = threading.Lock()
@@ -70,6 +72,7 @@ class Spawner:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "weft.serve.spawner", str(theirs.fileno()), str(os.getpid())]
         self._link, self._answers, self._alive = ours, queue.Queue(), set()
+        self._ready, self._give_up_at = False, time.monotonic() + READY_SECONDS
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -83,29 +86,41 @@ class Spawner:
         threading.Thread(
             target=self._read, args=(ours, self._answers, self._alive), name="spawner", daemon=True
         ).start()
-        self._answer("ready", READY_SECONDS)
 
     def _read(self, link: socket.socket, answers: queue.Queue[Mapping[str, Any]], alive: set[int]) -> None:
         with link.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
             for line in lines:
                 message = json.loads(line)
                 if "ended" in message:
-                    self._note_ended({message["ended"]: message["code"]}, alive)
+                    alive.discard(message["ended"])
+                    self._note_ended({message["ended"]: message["code"]})
                 else:
                     alive |= {message["pid"]} if "pid" in message else set()
                     answers.put(message)
         answers.put({"gone": True})
-        self._note_ended(dict.fromkeys(alive, SPAWNER_GONE), alive)  # workers end with their spawner
+        self._orphans = {pid: self.ended_since(pid) + 1 for pid in {*self._orphans, *alive}}
+        watched, pids = select.poll(), dict[int, int]()
+        for pid in alive:  # no parent waits for them now, so nothing else says when one ends
+            try:
+                pids[handle := os.pidfd_open(pid)] = pid
+                watched.register(handle, select.POLLIN)
+            except (AttributeError, OSError):  # it has ended; where there is no such call, its reader ends it
+                self._note_ended({pid: SPAWNER_GONE})
+        while pids:
+            for handle, _ in watched.poll():
+                watched.unregister(handle)
+                os.close(handle)
+                self._note_ended({pids.pop(handle): SPAWNER_GONE})
 
-    def _note_ended(self, codes: Mapping[int, int], alive: set[int]) -> None:
+    def _note_ended(self, codes: Mapping[int, int]) -> None:
         with self._changed:
-            alive.difference_update(codes)
+            self._orphans = {pid: count for pid, count in self._orphans.items() if pid not in codes}
             self._codes.update(codes)
             self._changed.notify_all()
 
     def _answer(self, name: str, seconds: float) -> Any:
         try:
-            message = self._answers.get(timeout=seconds)
+            message = self._answers.get(seconds > 0.0, seconds)
         except queue.Empty:
             message = {}
         if name not in message:
@@ -113,13 +128,26 @@ class Spawner:
             raise WeftError(f"no worker could be started; see {self._log}")
         return message[name]
 
-    def fork(self, device: str, options: WorkerOptions, handles: tuple[int, int]) -> int:
-        """Start a worker with stdin and stdout ``handles``; its process id."""
+    def ready(self) -> bool:
+        """Whether workers can be forked; starts the process if it is not there, and does not wait until it is ready."""
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if self._ready and self._process is not None and self._process.poll() is not None:
                 self.stop()
+            if self._process is None:
                 self._start()
-            assert self._link is not None
+            if not self._ready and (not self._answers.empty() or time.monotonic() > self._give_up_at):
+                self._ready = bool(self._answer("ready", 0.0))
+            return self._ready
+
+    def ended_since(self, pid: int) -> int:
+        """How many processes that start workers have ended since the worker ``pid``, which runs, was started."""
+        return self._orphans.get(pid, 0)
+
+    def fork(self, device: str, options: WorkerOptions, handles: tuple[int, int]) -> int:
+        """Start a worker with stdin and stdout ``handles``, once it is ready; its process id."""
+        with self._lock:
+            if self._link is None:
+                raise WeftError(f"no worker could be started; see {self._log}")
             request = {"device": device, "threads": self._threads, **asdict(options)}
             socket.send_fds(self._link, [json.dumps(request).encode()], list(handles))
             return int(self._answer("pid", CODE_SECONDS * 4))
@@ -144,6 +172,7 @@ class Spawner:
                 self._link.shutdown(socket.SHUT_RDWR)
             self._link.close()
             self._link = None
+        self._ready = False
         if self._process is not None:
             until = time.monotonic() + CODE_SECONDS
             while self._process.poll() is None and time.monotonic() < until:
@@ -234,6 +263,11 @@ class WorkerProcess:
         threading.Thread(target=self._write, name=f"writer to {name}", daemon=True).start()
 
     @property
+    def orphaned(self) -> int:
+        """Not 0 if the process that started it has ended, so that nothing ends what a model starts; see ``Spawner``."""
+        return self._spawner.ended_since(self.pid)
+
+    @property
     def idle(self) -> bool:
         """Whether it can take a group."""
         return self.ready and not self.group and not self.end_reason
@@ -285,7 +319,7 @@ class WorkerProcess:
             if code is None:
                 self.kill("closed its pipe to the server")
                 code = self._spawner.code_of(self.pid)
-            if code == SPAWNER_GONE:  # it was to end what the model has started
+            if code == SPAWNER_GONE:  # the spawner was to end what the model has started
                 with suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
             self._ended.set()
@@ -326,10 +360,10 @@ class WorkerProcess:
             if until == math.inf and self._spawner.says_ended(self.pid):
                 until = time.monotonic() + CODE_SECONDS
 
-    def renew(self) -> None:
-        """End the process, so that a fresh one takes its place: code that is not Weft's may have changed anything."""
+    def renew(self, reason: str = "is replaced after code that is not Weft's own") -> None:
+        """End the process, so that a fresh one takes its place, though nothing has gone wrong."""
         self.renewed = not self.end_reason
-        self.kill("is replaced after code that is not Weft's own")
+        self.kill(reason)
 
     def kill(self, reason: str) -> None:
         """End the process at once."""
@@ -481,7 +515,8 @@ class WorkerPool:
         if self._mps is not None:
             self._mps.stop()
 
-    def _start(self, name: str, device: str) -> None:
+    def _start(self, name: str, device: str) -> bool:
+        """Start a worker; False if the spawner is not ready yet."""
         planner = name == PLANNER
         environment = dict(without_gpus()) if planner else dict(self._mps.environment if self._mps else {})
         options = self._state.options
@@ -493,8 +528,17 @@ class WorkerPool:
             from weft.serve.ray_worker import RayWorker  # imports torch, which the server does without
 
             self.workers[name] = RayWorker(name, there, self.inbox, start)
-        else:
+        elif self._spawner.ready():
             self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, start)
+        else:
+            return False
+        return True
+
+    def _can_start(self) -> bool:
+        """Whether a worker of this host could be started at once."""
+        with suppress(WeftError, OSError):  # start_missing says what is in the way
+            return self._spawner.ready()
+        return False
 
     def share_of(self, device: str) -> float:
         """The part of ``device`` that one worker can use: of this host's processor, its threads over the cores."""
@@ -576,11 +620,19 @@ class WorkerPool:
                 worker.kill(f"out of memory: held {show_bytes(worker.bytes)}, more than its {most} and the margin")
 
     def end_silent(self, now: float) -> None:
-        """End workers that sent no heartbeat, made no progress, or kept a cancelled group, for too long."""
+        """End workers that sent no heartbeat, made no progress, or kept a cancelled group, for too long.
+
+        Also those whose spawner has ended, after their group, when there is another; one with a user's code when a
+        second spawner ends, which it may have killed: without a spawner nobody's worker can be started.
+        """
         for worker in self.workers.values():
+            if worker.orphaned and not worker.group and not worker.end_reason and self._can_start():
+                worker.renew("is replaced after the process that had started it")
             if now - worker.last_heard > self._state.options.silent_seconds and not worker.end_reason:
                 worker.kill(f"sent no heartbeat for {self._state.options.silent_seconds:.0f} s")
         for active in self._state.active.values():
+            if active.users_code and active.worker.orphaned > 1 and not active.worker.end_reason:
+                active.worker.kill("may have killed the processes that start workers")
             heard = active.heard
             if active.answers_for:  # what it was asked first, if that waits for an answer
                 heard = min((since for since, _ in list(active.worker.questions.values())), default=now)
@@ -626,7 +678,8 @@ class WorkerPool:
             if now < self._not_before.get(name, now):
                 continue
             try:
-                self._start(name, device)
+                if not self._start(name, device):
+                    continue
             except (WeftError, OSError) as error:
                 failed = self._failed_starts[name] = self._failed_starts.get(name, 0) + isinstance(error, WeftError)
                 if failed >= MOST_STARTS_FAILED and not self.room:  # not one has ever started
