@@ -64,7 +64,8 @@ def read_with_options(
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
+        hint = "; beside a section [model] the model is its name=" if "overwrite" in str(error) else ""
+        raise SpecError(f"{path}: not valid TOML: {error}{hint}") from None
     for override in overrides:
         _apply(data, override)
     section = data.get(RUN, {})
@@ -218,6 +219,8 @@ def _field(name: str, section: str, where: str, anywhere: bool) -> str:
     if anywhere:
         reject_unknown([name], where)
     shown = f"{section}.{name}" if section else name
+    if shown == "model.model":  # at the top it would clash with the section
+        raise SpecError(f"{where}: model.model is in the wrong place; in [model] the model is called name")
     for other in _section_of(name):
         place = f"in [{other}]" if other else "at the top, before the first section"
         raise SpecError(f"{where}: {shown} is in the wrong place; {name} belongs {place}")

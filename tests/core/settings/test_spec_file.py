@@ -72,6 +72,8 @@ def test_overriding_the_model(spec, change):
         ('graph = "cora"\n[model]\nhiden = 1', "unknown setting 'model.hiden'; did you mean 'model.hidden'"),
         ('graph = "cora"\n[model]\nlr = 1', "model.lr is in the wrong place; lr belongs in [train]"),
         ('graph = "cora"\nlr = 1', "lr is in the wrong place; lr belongs in [train]"),
+        ('graph = "cora"\n[model]\nmodel = "gcn"', "in [model] the model is called name"),
+        ('graph = "cora"\nmodel = "gcn"\n[model]\nhidden = 8', "beside a section [model] the model is its name="),
         ('graph = "cora"\n[train]\nseed = 1', "seed belongs at the top"),
         ('graph = "cora"\ntrain = 3', "train = 3 must be a section, written [train]"),
         ('graph = "cora"\nseed = []', "sweep 'my-task': seed=[] has no values"),
