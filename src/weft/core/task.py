@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -420,7 +421,7 @@ def model_settings() -> tuple[str, ...]:
 
 
 def plain_value(value: Any) -> Any:
-    """The value of a setting for JSON; an object becomes a description of it."""
+    """The value of a setting for JSON: a class as where it can be imported from, another object as a description."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, (list, tuple)):
@@ -431,7 +432,11 @@ def plain_value(value: Any) -> Any:
         return value.to_dict()
     if (number := number_in(value)) is not value:
         return number
-    return str(value) if hasattr(value, "__fspath__") else f"<{name_of(value)}>"
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    module, name = getattr(value, "__module__", "__main__"), getattr(value, "__qualname__", "")
+    importable = isinstance(value, type) and getattr(sys.modules.get(module), name, None) is value
+    return f"{module}:{name}" if importable and module != "__main__" else f"<{name_of(value)}>"
 
 
 def is_own(value: Any) -> bool:

@@ -506,8 +506,9 @@ def _spec(task: Any, registry: Registry) -> dict[str, Any]:
 
 def given_settings(task: Task) -> dict[str, Any]:
     """Return the settings that a task gives as plain data; refuses a graph, model or function given as an object."""
+    every = task.to_dict()
     for key in ("graph", "model"):
-        if not isinstance(getattr(task, key), str):
+        if every[key].startswith("<"):
             raise InputError(f"task {task.label!r}: its {key} is an object, which cannot be sent; give a name or path")
     functions = [(name, getattr(task, name)) for name in OWN_FUNCTIONS]
     for key, value in (*functions, *(("callbacks", callback.call) for callback in task.callbacks)):
@@ -515,7 +516,6 @@ def given_settings(task: Task) -> dict[str, Any]:
             raise InputError(
                 f"task {task.label!r}: its {key} is a function, which cannot be sent; name it, as module:function"
             )
-    every = task.to_dict()
     return {name: every[name] for name in sorted(task.given) if every.get(name) is not None}
 
 

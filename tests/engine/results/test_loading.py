@@ -78,16 +78,28 @@ def test_a_sweep_loaded_in_a_fresh_process_predicts_the_same_bits(saved, tmp_pat
 
 
 def test_models_and_graphs_given_as_objects_are_given_again(tmp_path):
+    class Local(Net):
+        """Nobody can import it."""
+
     graph = tiny_graph()
-    result = weft.run(weft.Task(graph=graph, model=Net, epochs=3), out=tmp_path, progress=False, device="cpu")
-    with pytest.raises(SpecError, match=r"given as an object; give it again: weft.read\(folder, model=Net\)"):
+    result = weft.run(weft.Task(graph=graph, model=Local, epochs=3), out=tmp_path, progress=False, device="cpu")
+    with pytest.raises(SpecError, match=r"given as an object; give it again: weft.read\(folder, model=Local\)"):
         weft.read(tmp_path)
-    loaded = weft.read(tmp_path, model=Net)
+    loaded = weft.read(tmp_path, model=Local)
     with pytest.raises(SpecError, match="trained on a graph that was given as an object, <tiny>; give graph="):
         loaded.predict()
     assert torch.equal(loaded.predict_logits(graph), result.predict_logits())
-    again = weft.read(tmp_path, model={"Net": Net}, graph={"tiny": graph})
+    again = weft.read(tmp_path, model={"Local": Local}, graph={"tiny": graph})
     assert torch.equal(again.predict(), result.predict())
+
+
+def test_a_class_that_can_be_imported_is_found_again(saved, tmp_path):
+    """As PyG's are, so that `weft export` and `weft predict` need nothing but the folder."""
+    model = pytest.importorskip("torch_geometric.nn").GCN
+    task = weft.Task(graph=saved, model=model, hidden_channels=8, num_layers=2, epochs=3)
+    result = weft.run(task, out=tmp_path / "run", progress=False, device="cpu")
+    logits, *_ = fresh(tmp_path / "run", "", tmp_path / "out.pt")
+    assert torch.equal(logits, result.predict_logits())
 
 
 def pruned(layer):
