@@ -1,4 +1,4 @@
-"""Start fast: import names on first use, pause garbage collection, begin work in threads, prefetch values."""
+"""Start fast: import names on first use, pause garbage collection, begin work in threads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 MOST_SECONDS = 1.0  # to wait for a collection of another thread, which may itself wait for this one
 INTERPRETERS_OWN = 10_000  # objects: Python 3.12 begins with some hundred that are frozen
@@ -154,55 +154,3 @@ def start_in_background(work: Callable[[], object], name: str) -> threading.Thre
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
-
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class PrefetchCache(Generic[K, V]):
-    """Values by key that were made before they are needed: one thread fills it while another reads.
-
-    Beyond ``most_bytes``, as ``size_of`` counts them, the oldest are dropped.
-    """
-
-    def __init__(self, most_bytes: int, size_of: Callable[[V], int]) -> None:
-        self._most, self._size_of, self._lock = most_bytes, size_of, threading.Lock()
-        self._made: dict[K, V] = {}
-        self._used: set[K] = set()
-
-    @property
-    def bytes(self) -> int:
-        """What all that is here takes."""
-        return sum(map(self._size_of, list(self._made.values())))
-
-    def has(self, key: K) -> bool:
-        """Whether such a thing is here."""
-        return key in self._made
-
-    def put(self, key: K, made: V) -> None:
-        """Keep ``made``."""
-        with self._lock:
-            self._made[key] = made
-            while self.bytes > self._most:
-                self._made.pop(next(iter(self._made)))
-
-    def find(self, key: K) -> V | None:
-        """The thing, which stays here; None if it was not made."""
-        with self._lock:
-            if key in self._made:
-                self._used.add(key)
-            return self._made.get(key)
-
-    def clear(self) -> None:
-        """Let everything go."""
-        with self._lock:
-            self._made.clear()
-            self._used.clear()
-
-    def drop_used(self) -> None:
-        """Let those go that were found."""
-        with self._lock:
-            for key in self._used:
-                self._made.pop(key, None)
-            self._used.clear()
