@@ -105,8 +105,9 @@ def gc_paused() -> Iterator[None]:
     """No garbage is collected inside, and what was made inside counts as old afterwards.
 
     Imports and kernels make objects that stay; torch alone has half a million, and every collection of young objects
-    would look through them first. If torch is imported inside, what there is then is left out of collections for good:
-    Python would look through it once more at the end of the process, which takes half a second.
+    would look through them first: a run of 1.4 s of CPU time took 0.5 s longer. If torch is imported inside, what there
+    is then is left out of collections for good: Python would look through it once more at the end of the process, which
+    takes half a second.
     """
     without_torch = "torch" not in sys.modules
     if without_torch:
@@ -120,7 +121,7 @@ def gc_paused() -> Iterator[None]:
                 _Collector.frozen = True
             elif not _Collector.frozen and gc.get_freeze_count() <= INTERPRETERS_OWN:  # what others froze stays frozen
                 gc.freeze()
-                gc.unfreeze()  # to the oldest generation
+                gc.unfreeze()  # to the oldest generation: 0.1 s of the first run of a process that had torch
 
 
 def leave_out_of_collections() -> None:
