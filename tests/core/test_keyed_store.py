@@ -54,33 +54,9 @@ def test_the_least_recently_used_goes_first(tmp_path):
     assert {entry.path.name for entry in store.entries()} == {"a", "c", "d"}
 
 
-def test_a_folder_is_there_as_a_whole_or_not_at_all(tmp_path):
-    store = KeyedStore(tmp_path / "store", max_bytes=1000)
-    with store.writing("a", 4) as draft:
-        (draft / "numbers").write_text("1234")
-        assert store.entries() == []
-    assert [(entry.path.name, entry.bytes) for entry in store.entries()] == [("a", 4)]
-
-    def torn():
-        with store.writing("b", 4) as draft:
-            (draft / "numbers").write_text("12")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        torn()
-    assert [path.name for path in store.folder.iterdir()] == ["a"]
-    assert store.clear() == 4
-    assert not store.folder.exists()
-
-
 def test_a_store_that_cannot_be_written_to_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     store = KeyedStore(tmp_path / "file" / "store")
     assert store.read("a", as_tuple) is None
     with pytest.raises(OSError, match="file"):
         store.write("a", {})
-    with (
-        pytest.raises(OSError, match="5 B are more than the 4 B for all of them"),
-        KeyedStore(tmp_path, max_bytes=4).writing("a", 5),
-    ):
-        pass

@@ -13,7 +13,6 @@ import weft
 from tests.serve.serving import FAULTY, Queue
 from tests.serve.test_sharded_tasks import rank_pids
 from weft.serve.queue_db import Submission
-from weft.serve.worker_memory import KeptGraphs, PreparedStarts
 from weft.serve.worker_pool import CONTROL
 
 pytestmark = [
@@ -189,15 +188,3 @@ def test_a_graph_is_kept_for_the_next_group(queue):
     queue.wait(names, 120.0)
     more = queue.submit({"epochs": 5, "seed": 2, "model": "sage", "layers": 2})
     assert [task.state for task in queue.wait(more, 120.0)] == ["done"]
-
-
-def test_a_start_that_was_made_ready_has_the_same_numbers(tmp_path):
-    prepared = PreparedStarts(KeptGraphs("cpu", 0))
-    task = weft.Task(graph="demo", model="sage", hidden=64, epochs=3, seed=2, name="t")
-    plain = weft.run(task, device="cuda:0", progress=False)
-    prepared.prepare([task.to_dict()], [])
-    assert prepared.ready([task], tmp_path)["weights"] == 1
-    found = weft.run(task, device="cuda:0", progress=False)
-    prepared.drop_used()
-    assert found.history["loss"][0] == plain.history["loss"][0]  # before any update
-    assert prepared.ready([task], tmp_path)["weights"] == 0  # they were used

@@ -50,9 +50,10 @@ class Bench:
         self.groups = Groups(self.state, self.pool)
         self.scheduler = Scheduler(self.state, self.pool, self.groups)
 
-    def planned(self, count=1, plan=PLAN, **more) -> list[str]:
+    def planned(self, count=1, plan=PLAN, graph_path=None, **more) -> list[str]:
         """Tasks that wait; their ids."""
-        specs = [{"task": {**TASK, "seed": time.time_ns() + place}} for place in range(count)]
+        path = {} if graph_path is None else {"graph_path": graph_path}
+        specs = [{"task": {**TASK, "seed": time.time_ns() + place}, **path} for place in range(count)]
         names = [task.id for task in self.db.submit_many([Submission(spec, **more) for spec in specs])]
         self.db.plan_many([(name, plan) for name in names])
         return names

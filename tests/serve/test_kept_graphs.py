@@ -11,7 +11,7 @@ import torch
 from weft.graph.generate import citation
 from weft.runtime.device import cuda_graph
 from weft.serve import worker_memory as kept_graphs
-from weft.serve.worker_memory import KeptGraphs, PreparedStarts
+from weft.serve.worker_memory import KeptGraphs
 
 MIB = 1 << 20
 
@@ -19,14 +19,13 @@ MIB = 1 << 20
 def test_one_thread_fetches_all_graphs(tmp_path, monkeypatch):
     """A thread that ends takes what CUDA keeps of it along, beside whatever the main thread does."""
     kept, threads = KeptGraphs("cpu", 8 * MIB), []
-    prepared = PreparedStarts(kept)
     make = kept_graphs.Graphs.bring
     monkeypatch.setattr(
         kept_graphs.Graphs, "bring", lambda *given: threads.append(threading.current_thread()) or make(*given)
     )
     for name in ("a", "b"):
         citation(60, 240, 6, 3, seed=1).save(tmp_path / name)
-        prepared.fetch({"graph": str(tmp_path / name), "tasks": (), "folders": ()})
+        kept.fetch_next(str(tmp_path / name))
         until = time.monotonic() + 10
         while not kept.store.holds(str(tmp_path / name)):
             assert time.monotonic() < until

@@ -182,10 +182,10 @@ def test_that_no_worker_starts_is_told_also_where_nothing_can_be_written(tmp_pat
         supervisor._gone(worker, {"code": 1})
 
 
-def test_the_planner_is_not_told_to_make_groups_ready(tmp_path):
+def test_the_planner_is_not_told_to_fetch_graphs_of_groups(tmp_path):
     bench = Bench(tmp_path)
     planner = bench.pool.workers[PLANNER] = FakeWorker(PLANNER, "cpu")
-    bench.planned(3)
+    bench.planned(3, graph_path="g")
     bench.scheduler.schedule()
     planner.group = "a task that is planned"
     bench.scheduler.schedule()

@@ -77,10 +77,10 @@ def test_a_group_without_members_is_dissolved(bench, deleted):
 
 
 def test_what_is_likely_next_is_found_though_a_member_was_deleted(bench):
-    _, names = bench.preempted(2)
+    _, names = bench.preempted(2, graph_path="g")
     bench.planned(priority=3)
     bench.scheduler.schedule()  # the worker is busy, and told of the group
-    assert bench.pool.workers["cpu/0"].sent[-1]["do"] == "prefetch"
+    assert bench.pool.workers["cpu/0"].sent[-1] == {"do": "prefetch", "graph": "g"}
     bench.db.cancel(names[0])
     bench.forget(names[0])
     bench.scheduler.schedule()

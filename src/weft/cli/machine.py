@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import re
 import sys
 import time
 from pathlib import Path
@@ -213,30 +212,22 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; the next runs make it again.")] = False,
     json: Json = False,
 ) -> None:
-    """What is remembered between processes: forms of large graphs for training on a CPU, and captured steps.
+    """What is remembered between processes: captured steps, which make the second plan of a structure quick.
 
-    Forms take at most 16 GiB (WEFT_FORMS=4GiB: less, WEFT_FORMS=0: none are kept), the least recently used are removed
-    first. What was measured of machines is not in it: `weft probe` shows and replaces that.
+    What was measured of machines is not in it: `weft probe` shows and replaces that.
     """
-    from weft.engine.derived_cache import FormStore  # imports torch
-
-    store, steps = FormStore(), step_store()
+    steps = step_store()
     if clear:
         try:
-            freed = store.clear() + steps.clear()
+            freed = steps.clear()
         except OSError as error:
             raise SpecError(f"{error.filename} cannot be removed: {error.strerror}") from None
         print(f"removed {show_bytes(freed)} from {home()}")
         return
-    forms = store.forms()
-    for entry in forms:
-        since = show_seconds(max(time.time() - entry["last_use"], 0.0))
-        words = entry["form"].split(" ")  # without the digest of features and the marks of Python
-        form = re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
-        line = f"{show_bytes(entry['bytes']):>10}  {since:>9}  {entry['graph']}: {form}"
-        print(jsonlib.dumps(entry) if json else f"{line} ({entry['seconds']:.1f} s to make)")
-    if not json:
-        total, limit = show_bytes(sum(entry["bytes"] for entry in forms)), show_bytes(store.max_bytes or 0)
-        count = sum(entry.path.name.endswith(".gz") for entry in steps.entries())
-        print(f"{len(forms)} forms of graphs, {total} of at most {limit}; {count} captured steps")
+    entries = [entry for entry in steps.entries() if entry.path.name.endswith(".gz")]
+    total = sum(entry.bytes for entry in entries)
+    if json:
+        print(jsonlib.dumps({"steps": len(entries), "bytes": total, "path": str(steps.folder)}))
+    else:
+        print(f"{len(entries)} captured steps, {show_bytes(total)}")
         print(f"in {home()}; `weft cache --clear` removes them")

@@ -6,11 +6,10 @@ import gzip
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,18 +17,13 @@ from typing import Any, TypeVar
 
 from weft.core.errors import WeftError
 from weft.core.files import locked, replacing
-from weft.core.units import show_bytes
-
-DRAFT = ".draft-"
-STALE_SECONDS = 3600.0  # a draft that old was left by a process that died
-FREE_SHARE = 4  # an entry is written if the disk has this many times its bytes
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder of the store: its bytes, and when it was last used."""
+    """A file of the store: its bytes, and when it was last used."""
 
     path: Path
     bytes: int
@@ -37,7 +31,7 @@ class Entry:
 
 
 class KeyedStore:
-    """Values in ``folder``, each a JSON file (compressed if its key ends in ``.gz``) or a folder of files.
+    """Values in ``folder``, each a JSON file (compressed if its key ends in ``.gz``).
 
     ``digest``: of what all values depend on, such as the code that made them; a value that was written with another
     digest counts as absent, and so does a damaged one. ``max_bytes``: beyond, the least recently used entries go.
@@ -70,25 +64,6 @@ class KeyedStore:
         self._trim(path)
         return path
 
-    @contextmanager
-    def writing(self, key: str, size: int) -> Iterator[Path]:
-        """A folder to write files of ``size`` bytes into, which becomes the entry ``key``."""
-        if self.max_bytes is not None and size > self.max_bytes:
-            raise OSError(f"{show_bytes(size)} are more than the {show_bytes(self.max_bytes)} for all of them")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.folder).free
-        if FREE_SHARE * size > free:
-            raise OSError(f"{self.folder} has {show_bytes(free)} free, too little for {show_bytes(size)}")
-        draft = self.folder / f"{DRAFT}{secrets.token_hex(6)}"
-        try:
-            draft.mkdir()
-            yield draft
-            with suppress(OSError):  # another process was first, with the same
-                os.rename(draft, self.folder / key)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        self._trim(self.folder / key)
-
     def lock(self, key: str) -> AbstractContextManager[None]:
         """Hold the lock of ``key``, so that no other process changes it between reading and writing."""
         return locked(self.folder / key)
@@ -97,21 +72,16 @@ class KeyedStore:
         """All entries, the most recently used first."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name.startswith("."):
+            if path.name.startswith(".") or path.is_dir():
                 continue
             with suppress(OSError):  # removed meanwhile
-                status = [file.stat() for file in (path.rglob("*") if path.is_dir() else (path,))]
-                last_use = max((file.st_atime for file in status), default=0.0)
-                found.append(Entry(path, sum(file.st_size for file in status), last_use))
+                status = path.stat()
+                found.append(Entry(path, status.st_size, status.st_atime))
         return sorted(found, key=lambda entry: entry.last_use, reverse=True)
 
     def remove(self, key: str) -> None:
         """Remove an entry, if it is there."""
-        path = self.folder / key
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        (self.folder / key).unlink(missing_ok=True)
 
     def clear(self) -> int:
         """Remove everything; returns how many bytes that were."""
@@ -121,7 +91,7 @@ class KeyedStore:
         return size
 
     def _trim(self, newest: Path) -> None:
-        """Remove the least recently used entries beyond the limit except ``newest``, and drafts of dead processes."""
+        """Remove the least recently used entries beyond the limit except ``newest``."""
         if self.max_bytes is None:
             return
         total = 0
@@ -129,10 +99,6 @@ class KeyedStore:
             total += entry.bytes
             if total > self.max_bytes and entry.path != newest:
                 self.remove(entry.path.name)
-        for draft in self.folder.glob(f"{DRAFT}*"):
-            with suppress(OSError):
-                if time.time() - draft.stat().st_mtime > STALE_SECONDS:
-                    shutil.rmtree(draft, ignore_errors=True)
 
 
 @lru_cache(maxsize=16)

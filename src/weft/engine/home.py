@@ -1,8 +1,8 @@
-"""The folder with what Weft keeps between runs: probes and calibrations of machines, captured steps, kernels, forms.
+"""The folder with what Weft keeps between runs: probes and calibrations of machines, captured steps, kernels.
 
 ``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``. Everything in it is a :class:`KeyedStore`:
 ``machines/NAME`` has probe.json and calibration.json, ``steps`` what dry runs captured, ``kernels`` which versions of
-kernels lie in Triton's own cache, ``forms`` arrays derived from large graphs.
+kernels lie in Triton's own cache.
 """
 
 from __future__ import annotations

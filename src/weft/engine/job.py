@@ -6,8 +6,8 @@ import re
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import cached_property, partial
@@ -28,7 +28,6 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.choosing import in_mode, phases_key
 from weft.engine.control import Control, Interrupted, interruptible
-from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_errors, give_back_memory, what_was_raised
 from weft.engine.estimator import merger_for
@@ -113,7 +112,6 @@ class Job:
         self._members: dict[str, Member] = {}  # all that have begun
         self._errors: list[WeftError] = []
         self._resuming, self._begun = False, 0
-        self._noted_forms = False
         self._parts: list[weakref.ref[Any]] = []  # of the last group that trained; none: not known
         self._scheduled = ""  # why the group at hand is trained now
         self.write_report: Callable[[list[Result]], None] | None = None  # shows the members while they train
@@ -247,12 +245,11 @@ class Job:
         def report_compiling(done: int, total: int) -> None:
             self._events.preparing(f"compiling kernels: {done} of {total}", done=done, total=total)
 
-        with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
+        with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_errors(tasks, self._device):
                     self._warm(tasks, plan, report_compiling)
                     graph = self._graphs.placed(tasks[0], plan.places)
-                    stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
                         group = self._make_group(tasks, graph, plan, checkpoint)
@@ -279,15 +276,6 @@ class Job:
     def _warm(self, tasks: list[Task], plan: Plan, progress: Progress) -> None:
         """Compile the kernels of a group."""
         self._planner.warm(tasks, plan, progress)
-
-    @contextmanager
-    def _forms_of(self, graph: Graph) -> Iterator[None]:
-        """Remember the forms of ``graph`` inside; say once what could not be."""
-        with kept_forms(graph) as keeper:
-            yield
-        if keeper is not None and keeper.problem and not self._noted_forms:
-            self._noted_forms = True
-            self._events.note(keeper.problem)
 
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None

@@ -58,10 +58,10 @@ class ArraySpec(PlainData):
         return math.prod(self.shape) * self.numpy.itemsize
 
 
-def write_array(path: Path, tensor: Tensor, flush: bool = True) -> ArraySpec:
+def write_array(path: Path, tensor: Tensor) -> ArraySpec:
     """Write a tensor of any device; no more than a block of it is copied at a time.
 
-    ``flush`` puts it on the disk before this returns, for files that must survive a power cut.
+    It is on the disk when this returns: the file must survive a power cut.
     """
     spec = ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape))
     bits = tensor.detach().view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor.detach()
@@ -74,8 +74,7 @@ def write_array(path: Path, tensor: Tensor, flush: bool = True) -> ArraySpec:
             block = flat[start : start + step].cpu().numpy().astype(spec.numpy, copy=False)
             file.write(memoryview(block).cast("B"))
         file.flush()
-        if flush:
-            os.fsync(file.fileno())
+        os.fsync(file.fileno())
     return spec
 
 

@@ -13,16 +13,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from weft.core.startup import PrefetchCache
 from weft.ops import random_bits as random
-
-Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
-
-# Random numbers in [0, 1) of initial weights that were drawn before their model is built, while another one trains. A
-# number depends on the seed, the index of the parameter in its model, and its index there alone, so that it is the same
-# whenever it is drawn, and every model of this process may use it.
-DRAWN_BYTES = 128 << 20
-DRAWN_AHEAD: PrefetchCache[Key, Tensor] = PrefetchCache(DRAWN_BYTES, lambda numbers: numbers.nbytes)
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
     for stream, (module, name, parameter) in enumerate(_owned_parameters(model)):
         initial = _initial_of(module, name)
         if initial is not None:
-            initial.fill_(parameter, partial(_drawn, seed, stream, parameter.shape, parameter.device))
+            initial.fill_(parameter, partial(random.uniform, seed, stream, parameter.shape, parameter.device))
         elif hasattr(module, "reset_parameters"):
             strangers.setdefault(module, stream)
     for module, stream in strangers.items():
@@ -99,26 +90,6 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
     for module in model.modules():
         if hasattr(module, "reset_running_stats"):
             module.reset_running_stats()
-
-
-def _drawn(seed: int, stream: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    before = DRAWN_AHEAD.find((seed, stream, tuple(shape)))
-    return random.uniform(seed, stream, shape, device) if before is None else before.to(device)
-
-
-def draw_ahead(model: nn.Module, seed: int) -> list[Key]:
-    """Draw what :func:`reset_parameters` of a model like ``model`` will need; returns the keys.
-
-    ``model`` may be on the meta device: its shapes alone count.
-    """
-    keys: list[Key] = []
-    for stream, (module, name, parameter) in enumerate(_owned_parameters(model)):
-        initial = _initial_of(module, name)
-        if initial is not None and initial.low != initial.high:
-            keys.append((seed, stream, tuple(parameter.shape)))
-            if not DRAWN_AHEAD.has(keys[-1]):
-                DRAWN_AHEAD.put(keys[-1], random.uniform(*keys[-1], torch.device("cpu")))
-    return keys
 
 
 def parameters_without_initial(model: nn.Module) -> list[str]:

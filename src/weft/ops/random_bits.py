@@ -26,6 +26,7 @@ GOLDEN32 = 0x9E3779B9
 MIX32_A = 0x7FEB352D
 MIX32_B = 0x846CA68B
 COLUMN_SHIFT = 32  # the element of a mask is column * 2^32 + row
+AT_ONCE = 1 << 16  # numbers: what they are made of stays in a core's cache, 0.03 s for 1.5 million instead of 0.26
 INIT_STEP = -1  # training steps count from 0, so initial weights never share bits with a mask
 
 
@@ -96,7 +97,10 @@ def threshold(rate: Tensor) -> Tensor:
 def uniform(seed: int, stream: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Floats in [0, 1) with 24 random bits each; ``stream`` keeps the uses of one seed apart."""
     clock = torch.tensor([signed64(seed), INIT_STEP], dtype=torch.int64, device=device)
-    count = int(torch.Size(shape).numel())
-    elements = torch.arange(count, dtype=torch.int64, device=device)
-    bits = random_bits(mix_key(clock, stream), elements)
-    return ((bits >> 8).to(torch.float32) * 2.0**-24).reshape(tuple(shape))
+    key, numbers = mix_key(clock, stream), torch.empty(tuple(shape), dtype=torch.float32, device=device)
+    first = 0
+    for part in numbers.view(-1).split(AT_ONCE if numbers.device.type == "cpu" else max(numbers.numel(), 1)):
+        bits = random_bits(key, torch.arange(first, first + part.numel(), dtype=torch.int64, device=device))
+        torch.mul((bits >> 8).to(torch.float32), 2.0**-24, out=part)
+        first += part.numel()
+    return numbers

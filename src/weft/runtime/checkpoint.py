@@ -1,15 +1,10 @@
-"""Checkpoints: the whole training state in one safetensors file, replaced atomically.
-
-A checkpoint can be read and checked before the group that continues from it starts: see :func:`prefetch`.
-"""
+"""Checkpoints: the whole training state in one safetensors file, replaced atomically."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Hashable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +16,11 @@ from torch import Tensor
 
 from weft.core.errors import SpecError
 from weft.core.files import replacing
-from weft.core.startup import PrefetchCache
 from weft.core.version import __version__
 from weft.core.wording import option
 
 FILE = "checkpoint.safetensors"
 FORMAT = 1  # of the file; a change that older versions cannot read has the next number
-PREFETCHED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -41,32 +34,6 @@ class Checkpoint:
     about: dict[str, Any]
 
 
-# Checkpoints by their file and its state, so that a file that was written anew has another key: every reader of this
-# process may use them.
-PREFETCHED: PrefetchCache[Hashable, Checkpoint] = PrefetchCache(
-    PREFETCHED_BYTES, lambda checkpoint: sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-)
-
-
-def file_state(path: Path) -> Hashable:
-    """What tells a file from another one that was there before; None if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return (os.path.abspath(path), status.st_ino, status.st_mtime_ns, status.st_size)
-
-
-def prefetch(path: Path) -> None:
-    """Read the checkpoint in the file ``path`` for a later :func:`read_checkpoint`, unless it is written meanwhile."""
-    key = file_state(path)
-    if key is None or PREFETCHED.has(key):
-        return
-    checkpoint = _read_file(path)
-    if key == file_state(path):
-        PREFETCHED.put(key, checkpoint)
-
-
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Write ``folder/checkpoint.safetensors`` atomically: if interrupted, the former one stays."""
     path = folder / FILE
@@ -78,18 +45,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint in ``folder``, or None; one that was prefetched shares its tensors."""
+    """The checkpoint in ``folder``, checked against its checksum, or None."""
     path = folder / FILE
     if not path.exists():
         return None
-    prefetched = PREFETCHED.find(file_state(path))
-    if prefetched is not None:
-        return Checkpoint(dict(prefetched.tensors), deepcopy(prefetched.about))
-    return _read_file(path)
-
-
-def _read_file(path: Path) -> Checkpoint:
-    """The checkpoint in the file ``path``, checked against its checksum."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

@@ -576,7 +576,8 @@ class Groups:
     def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> Plan | None:
         """Return the plan of the first of ``members`` and of those that can share its group.
 
-        None if the worker must plan: after a restart, or for a user's model.
+        None if the worker must plan: after a restart, or for a user's model. That takes it 0.02 s of one task whose
+        step was captured before, and 0.14 to 0.23 s of the first group of eight, in which a GPU would be idle.
         """
         runnable = self._state.runnable.get(estimate_key(members[0].spec))
         if runnable is None:

@@ -266,8 +266,6 @@ COUNTERS = {
     "memory_errors": "Tasks that ran out of memory.",
     "tasks_requeued": "Tasks queued again after their worker was lost.",
     "graphs_ready": "Groups whose graph was on the device when they started.",
-    "weights_ready": "Tasks whose initial weights were drawn before they started.",
-    "checkpoints_ready": "Groups whose checkpoint was read before they went on.",
 }
 
 

@@ -48,7 +48,6 @@ from weft.serve.state import (
     WAITS_FOR_SUSPECT,
     ActiveGroup,
     SupervisorState,
-    is_inference,
     is_late,
     is_suspect,
     planned_for_more,
@@ -57,7 +56,6 @@ from weft.serve.state import (
     records_of,
     take_over,
     unless_lost,
-    worker_settings,
 )
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool, WorkerProcess, bound_log
 
@@ -66,7 +64,6 @@ SAMPLES = 1_800  # of memory by device over time
 # ---- Which planned tasks start now, as a policy decides; it sees a preempted group that is to go on as one task
 
 MOST_PLANNED = 2_000  # waiting tasks that a decision looks at: 5,000 take 200 ms
-MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused whatever else runs
 
 
 class Scheduler:
@@ -123,11 +120,11 @@ class Scheduler:
                 self._state.why[task.id] = f"{self._state.why.get(task.id, '')}; it is late: its deadline has passed"
         decided = {*started, *decision.refuse}
         still = {name: group for name, group in groups.items() if name not in decided}
-        needs = self._next_group(still, [task for task in ready if task.id not in decided], decision)
-        for name, worker in self._pool.workers.items() if any(needs.values()) else ():
-            if name != PLANNER and worker.group and worker.fetched != needs:  # it prepares that while it trains
-                worker.fetched = needs
-                worker.send("prefetch", **needs)
+        graph = self._next_graph(still, [task for task in ready if task.id not in decided], decision)
+        for name, worker in self._pool.workers.items() if graph else ():
+            if name != PLANNER and worker.group and worker.fetched != graph:  # it is fetched while another group trains
+                worker.fetched = graph
+                worker.send("prefetch", graph=graph)
 
     def _limit_to_suspect(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
@@ -160,28 +157,13 @@ class Scheduler:
             self._known = same | {name: self._state.db.get(name) for name in changed}
         return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
 
-    def _next_group(
+    def _next_graph(
         self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision
-    ) -> dict[str, Any]:
-        """What the group that is likely next needs: one that was preempted, or the first task with what may join it."""
-        runs, considered = self._state.options.runs, {task.id: task for task in waiting}
-        names = chain(decision.wait, groups, considered)
-        name = next((name for name in names if name in groups or name in considered), None)
-        if name is None:
-            return {}
-        group, first = groups.get(name), considered.get(name)
-        member = group.present[0] if group is not None else first
-        needs = {"graph": member.spec.get("graph_path") or "", "tasks": [], "folders": []}
-        if group is not None:
-            return {**needs, "folders": [str(runs / group.group.folder)]}
-        if is_inference(first):
-            return needs
-        plan = first.plan or {}
-        if "from" in plan or first.attempts:
-            return {**needs, "folders": [str(runs / plan.get("from", first.id))]}
-        key = plan.get("join_key")
-        alike = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
-        return {**needs, "tasks": [worker_settings(task) for task in (first, *alike[: MOST_PREPARED - 1])]}
+    ) -> str:
+        """The graph that the group which is likely next needs: one that was preempted, or the first task's; or ""."""
+        members = {task.id: task for task in waiting} | {name: group.present[0] for name, group in groups.items()}
+        name = next((name for name in chain(decision.wait, groups, members) if name in members), None)
+        return "" if name is None else members[name].spec.get("graph_path") or ""
 
     def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> QueueDecision:
         raised = self._state.raised
@@ -515,8 +497,6 @@ class Supervisor(threading.Thread):
         elif event["event"] == "ready":
             counters = self.state.counters
             counters["graphs_ready"] += bool(event.get("graph"))
-            counters["weights_ready"] += int(event.get("weights") or 0)
-            counters["checkpoints_ready"] += bool(event.get("checkpoint"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
         elif event["event"] == "scores":

@@ -8,7 +8,7 @@ To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn``
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget;
 ``resident``: stay loaded until so many seconds pass without a request), ``predict`` (nodes, for the model that is
-resident), ``prefetch`` (a graph, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of
+resident), ``prefetch`` (a graph that a group to come needs), ``cancel`` (members of
 the running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
 return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event`` (of
@@ -111,11 +111,10 @@ class Worker:
 
     def serve(self, warm: bool, keep_bytes: int) -> None:
         """Work until a message says stop, or until stdin ends; ``keep_bytes``: see :class:`KeptGraphs`."""
-        from weft.serve.worker_memory import KeptGraphs, PreparedStarts, bytes_beside, held_bytes, room_for_tasks
+        from weft.serve.worker_memory import KeptGraphs, bytes_beside, held_bytes, room_for_tasks
 
         room, beside = room_for_tasks(self.device), bytes_beside(self.device)
         self._kept = KeptGraphs(self.device, keep_bytes)
-        self._prepared = PreparedStarts(self._kept)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
@@ -143,7 +142,7 @@ class Worker:
             if message["do"] in ("run", "plan", "learn", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
-                self._prepared.fetch(message)
+                self._kept.fetch_next(message["graph"])
             elif message["do"] == "predict":
                 with self._residency:
                     if message["group"] == self._resident:
@@ -272,7 +271,7 @@ class Worker:
         from weft.serve.worker_memory import byte_limit
 
         tasks, devices = [Task.from_dict(task) for task in message["tasks"]], tuple(message.get("devices", ()))
-        ready = self._prepared.ready(tasks, folder)
+        ready = isinstance(tasks[0].graph, str) and self._kept.store.holds(tasks[0].graph)
         drop_damaged(folder)
         for split in message.get("split", ()):
             split_off(Path(split["from"]), split["member"], Path(split["into"]))
@@ -296,18 +295,15 @@ class Worker:
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:
             work = report_to_run(message["plan"], machine_with(torch.device(self.device)))
-        self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
+        self._channel.say("event", group=message["group"], event={"event": "ready", "graph": ready})
         limit = byte_limit(self.device, message.get("limit"))
-        try:
-            ranks: AbstractContextManager[None] = nullcontext()
-            if devices:
-                from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
+        ranks: AbstractContextManager[None] = nullcontext()
+        if devices:
+            from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
 
-                ranks = ranks_on(devices)
-            with limit, sharing(self._kept.store) as took, ranks:
-                result = _when_unlocked(lambda: run(work, **options))
-        finally:
-            self._prepared.drop_used()
+            ranks = ranks_on(devices)
+        with limit, sharing(self._kept.store) as took, ranks:
+            result = _when_unlocked(lambda: run(work, **options))
         if isinstance(result, Result):
             members = {result.name: _outcome(result, "")}
         else:

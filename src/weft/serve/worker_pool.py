@@ -21,7 +21,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from weft.core.errors import WeftError
@@ -249,7 +248,7 @@ class WorkerProcess:
     asked_at = 0.0  # when its resident model was last asked
     looked: tuple[float, float] | None = None  # when its processes were last looked at, and what they had computed
     weigh_at, idle_bytes = 0.0, -1  # when to count their bytes again, and what they were at first
-    fetched: Mapping[str, Any] = MappingProxyType({})  # what it was last sent to prepare
+    fetched: str = ""  # the graph that it was last sent to fetch
 
     def __init__(self, name: str, device: str, inbox: Inbox, spawner: Spawner, options: WorkerOptions) -> None:
         self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner

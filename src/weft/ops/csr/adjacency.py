@@ -10,8 +10,7 @@ Shapes: N rows, M columns, E edges.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from copy import copy
 from functools import wraps
 from typing import Any, TypeVar
@@ -71,24 +70,6 @@ def row_sums(values: Tensor, indptr: Tensor) -> Tensor:
     return torch.segment_reduce(values, "sum", offsets=indptr.long(), axis=0, initial=0)
 
 
-Arrays = Mapping[str, Tensor]
-Build = Callable[[], Arrays]
-Keep = Callable[[str, Build], Arrays]  # stores arrays that take long to derive, by name, between processes
-BLOCK = 1 << 24  # values that are digested at once
-
-
-def content_digest(tensors: Iterable[Tensor | None], *facts: object) -> str:
-    """A digest of the types, shapes and values of tensors on the host, and of further ``facts``."""
-    digest = hashlib.sha256(repr(facts).encode())
-    for tensor in tensors:
-        digest.update(b"none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor is not None:
-            flat = tensor.detach().reshape(-1)
-            for start in range(0, flat.numel(), BLOCK):  # without a copy of more than a block
-                digest.update(memoryview(flat[start : start + BLOCK].contiguous().view(torch.uint8).numpy()))
-    return digest.hexdigest()
-
-
 INT32_LIMIT = 2**31
 SMALL = 1 << 18  # edges up to which forms for a GPU are derived on the host: it takes less than to load the kernels
 
@@ -117,7 +98,6 @@ class Adjacency:
     relation: Tensor | None = None
     num_relations = 0
     edge_attr: Tensor | None = None
-    keep: Keep | None = None
     on_host: Adjacency | None = None  # the same matrix, from which forms are derived in its place
     structure_on_host: Adjacency | None = None  # the same rows and columns, whatever the weights
 
@@ -185,10 +165,6 @@ class Adjacency:
         if key not in self._derived:
             self._derived[key] = build()
         return self._derived[key]
-
-    def _arrays(self, form: str, build: Build) -> Arrays:
-        """The arrays of ``form``: stored ones, else those that ``build`` makes."""
-        return build() if self.keep is None else self.keep(form, build)
 
     def own_worklist(self) -> Any:
         """The work list of a matrix that knows it without looking at its arrays; None: it is built from them."""
@@ -304,30 +280,25 @@ class Adjacency:
     def _sort_by_source(self) -> Tensor:
         """The edges in the order of the transpose ``[E]``."""
 
-        def build() -> dict[str, Tensor]:
+        def build() -> Tensor:
             if self.structure_on_host is not None:
-                return {"perm": self.structure_on_host._sort_by_source().to(self.device)}
+                return self.structure_on_host._sort_by_source().to(self.device)
             # A stable sort keeps destinations ascending inside each row of the transpose.
-            return {"perm": torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))}
+            return torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))
 
-        return self.derived("by source", lambda: self._arrays("by source", build)["perm"])
+        return self.derived("by source", build)
 
     def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
         """``(indptr [M+1], indices [E])`` of the transpose."""
-
-        def build() -> dict[str, Tensor]:
-            if self.structure_on_host is not None:
-                host = self.structure_on_host
-                indptr, indices = host.derived("transposed arrays", host._transposed_arrays)
-                return {"indptr": indptr.to(self.device), "indices": indices.to(self.device)}
-            counts = torch.bincount(self.indices, minlength=self.num_cols)
-            indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
-            torch.cumsum(counts, 0, out=indptr[1:])
-            indices = self.rows()[self._sort_by_source()]
-            return {"indptr": indptr.to(offset_dtype(self.num_edges)), "indices": indices}
-
-        arrays = self._arrays("transposed", build)
-        return arrays["indptr"], arrays["indices"]
+        if self.structure_on_host is not None:
+            host = self.structure_on_host
+            indptr, indices = host.derived("transposed arrays", host._transposed_arrays)
+            return indptr.to(self.device), indices.to(self.device)
+        counts = torch.bincount(self.indices, minlength=self.num_cols)
+        indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(counts, 0, out=indptr[1:])
+        indices = self.rows()[self._sort_by_source()]
+        return indptr.to(offset_dtype(self.num_edges)), indices
 
     def with_self_loops(self) -> Adjacency:
         """Every node with exactly one self loop: an existing one keeps its weight, added ones weigh 1."""
@@ -338,16 +309,13 @@ class Adjacency:
             looped = self.on_host.with_self_loops().moved(self.device)
             looped.nodes = self.nodes
             return looped
-        arrays, keep = self._arrays("self loops", self._loop_arrays), self.keep
-        looped = Adjacency(
-            arrays["indptr"], arrays["indices"], self.num_cols, weight=arrays.get("weight"), symmetric=self.symmetric
-        )
+        indptr, indices, weight = self._loop_arrays()
+        looped = Adjacency(indptr, indices, self.num_cols, weight=weight, symmetric=self.symmetric)
         looped.nodes = self.nodes
-        looped.keep = None if keep is None else lambda form, build: keep(f"self loops/{form}", build)
         return looped
 
-    def _loop_arrays(self) -> dict[str, Tensor]:
-        """The CSR with one loop per row, its columns sorted."""
+    def _loop_arrays(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``(indptr, indices, weight)`` of the CSR with one loop per row, its columns sorted."""
         rows, cols, weight = self.rows(), self.indices, self.weight
         if any(bool((r == c).any()) for r, c in zip(rows.split(CHUNK), cols.split(CHUNK), strict=True)):
             is_loop = rows == cols
@@ -363,8 +331,7 @@ class Adjacency:
             indices = all_cols[order]
         else:
             indptr, indices, weight = insert_loops(self.indptr, rows, cols, weight)
-        arrays = {"indptr": indptr.to(offset_dtype(indices.numel())), "indices": indices}
-        return arrays if weight is None else {**arrays, "weight": weight}
+        return indptr.to(offset_dtype(indices.numel())), indices, weight
 
     def gcn(self) -> Adjacency:
         """GCN's ``D^-1/2 (A + I) D^-1/2``, D counting weighted in-edges as PyG does."""

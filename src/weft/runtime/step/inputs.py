@@ -18,7 +18,7 @@ from weft.batches.source import Batch, Features, FullGraph, MakeSource, Source, 
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.models import GNN
-from weft.ops.csr.adjacency import Adjacency, content_digest, row_sums
+from weft.ops.csr.adjacency import Adjacency, row_sums
 from weft.runtime.modules.settings import OF_EDGES, call_style, parameters_of
 
 if TYPE_CHECKING:
@@ -191,18 +191,6 @@ class Inputs:
         kept = self.graph.kept if x is self.graph.x else None
         table, key = (self._firsts, (name, id(x))) if kept is None else (kept, name)
         if key not in table:
-            table[key] = self._aggregated(model, x, name)
+            table[key] = first_aggregate(model, x, self.graph.adj)
         self._firsts[name, id(x)] = table[key]
         return self._firsts[name, id(x)]
-
-    def _aggregated(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
-        """Remembered between processes if the model is Weft's own: a user's may change under one name."""
-        keep = self.graph.adj.keep
-        if keep is None or not isinstance(x, Tensor) or type(model).__module__ != BUILT_IN_MODELS:
-            return first_aggregate(model, x, self.graph.adj)
-
-        def build() -> dict[str, Tensor]:
-            aggregation = first_aggregate(model, x, self.graph.adj)
-            return {} if aggregation is None else {"first": aggregation}
-
-        return keep(f"first aggregation {name} {content_digest([x])}", build).get("first")
