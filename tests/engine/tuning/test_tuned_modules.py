@@ -141,7 +141,7 @@ def make(in_channels, out_channels, hidden):
     return Net(in_channels, hidden, out_channels, rate=0.2)
 
 
-def trials(space, count=7, width=2, **options):
+def trials(space, count=6, width=2, **options):
     """Trials of ``space`` and of ``SPACE``, in order."""
     whole = {**SPACE, "hidden": 8, **space}
     varying = {key: value for key, value in whole.items() if isinstance(value, list) or key in ("lr", "seed")}
@@ -173,7 +173,7 @@ def named(case):
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_every_trial_has_the_numbers_that_it_has_alone(case):
     result = trials(case, width=4)
-    assert result.statuses == {"finished": 7}
+    assert result.statuses == {"finished": 6}
     for each in result:
         check_alone(each)
 
@@ -304,23 +304,36 @@ def test_every_value_of_a_range_with_a_step_has_a_stack():
     assert result.statuses == {"finished": 12}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("model", [GCN, Net, Noisy, Remembers])
-def test_refilled_rows_replay_the_step_that_was_captured(model, width, monkeypatch):
-    prepared, prepare = [], GroupRun.prepare
-    monkeypatch.setattr(GroupRun, "prepare", lambda group: (prepared.append(group), prepare(group))[1])
-    space = {**SPACE, "model": model, "hidden": 8, "epochs": [40, 70], **(PYG if model is GCN else {})}
-    settings = drawn(7, space={name: space[name] for name in SPACE})
-    options = weft.RunOptions(tuner=Listed(settings), trials=7, width=width)
-    result = weft.run(weft.Sweep(tiny_graph(), **space), options=options, device="cuda", progress=False)
-    assert result.statuses == {"finished": 7}
-    if model in (GCN, Net):
-        assert len(prepared) == 1
+def test_a_step_that_is_prepared_once_serves_all_trials_in_place(model, width, device, monkeypatch):
+    groups, prepare, places = [], GroupRun.prepare, set()
+
+    def note(group):
+        groups.append(group)
+        prepare(group)
+
+    def addresses(event):
+        if event.kind == "rows":
+            tensors = [tensor for stack in groups[-1].stacks for tensor in stack.state.tensors().values()]
+            weights = [part for stack in groups[-1].stacks for part in stack.members.model.parameters()]
+            places.add(tuple(tensor.data_ptr() for tensor in (*tensors, *(weights if width == 1 else ()))))
+
+    monkeypatch.setattr(GroupRun, "prepare", note)
+    space = {**SPACE, "model": model, "hidden": 8, "epochs": [10, 14], **(PYG if model is GCN else {})}
+    settings = drawn(5, space={name: space[name] for name in SPACE})
+    options, sweep = weft.RunOptions(tuner=Listed(settings), trials=5, width=width), weft.Sweep(tiny_graph(), **space)
+    result = weft.run(sweep, options=options, device=device, progress=False, on_event=addresses)
+    assert result.statuses == {"finished": 5}
+    assert (len(groups), len(places)) == (1, 1) or model is Remembers
+    if model in (GCN, Net) and device == "cuda":
         assert not any("eagerly" in why for why in result.plan[0].why), result.plan[0].why
     for each in result:
-        alone = weft.run(each.task, device="cuda", progress=False)
+        alone = weft.run(each.task, device=device, progress=False)
         assert each.history["loss"] == pytest.approx(alone.history["loss"], rel=2e-3, abs=2e-4)
 
 
