@@ -652,8 +652,6 @@ class Members:
                 alike = [self.build_whole(self.task), model]
             check_users_modules(task, alike, self.graph)
             check_frozen(alike, self.layout.names)
-            if self.converted is not None and self.converted.layers:
-                swap(model, self.converted.layers, builds=False)
         rates = tuple(module.rate.clone() for module in rated_modules(model))
         if layout_of(model, "all").names != self.layout.names or len(rates) != len(self.slots[0].rates):
             raise CannotStack("its model has other parts than those of the stack")
