@@ -56,6 +56,27 @@ def test_a_plan_reads_the_section_too(weft):
     )
 
 
+OWN = """
+import weft
+class Net(weft.nn.GCNConv):
+    def __init__(self, in_features, out_features, bias=True):
+        super().__init__(in_features, out_features, bias=bias)
+"""
+
+
+def test_a_model_of_a_file_is_searched_resumed_and_exported(weft, tmp_path):
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    model = '[model]\nname = "own.py:Net"\nargs = { bias = [true, false] }'
+    (tmp_path / "own.toml").write_text(SPEC.replace("[model]\nhidden = [4, 8]", model) + TUNE, encoding="utf-8")
+    for more in ([], ["--resume"]):
+        code, out, _ = weft("tune", "own.toml", "--device", "cpu", "--progress", "plain", *more)
+        assert code == 0
+        assert out.startswith("8 tasks: ")
+        assert "best: trial-00" in out
+    assert weft("export", "runs/own", "--to", "safetensors", "--out", "best.safetensors")[0] == 0
+    assert (tmp_path / "best.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

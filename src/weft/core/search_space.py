@@ -55,6 +55,13 @@ class Range:
         value = self.low + step * min(max(steps, 0), math.floor((self.high - self.low) / step + 1e-9))
         return round(value) if whole else value
 
+    def listed(self, whole: bool, most: int) -> list[float | int]:
+        """Every value that :meth:`at` may give, in order; none if they are more than ``most`` or have no step."""
+        step = self.step or (1 if whole else None)
+        count = most + 1 if step is None else 1 + math.floor((self.high - self.low) / step + 1e-9)
+        values = [self.low + step * number for number in range(count)] if step and count <= most else []
+        return [round(value) if whole else value for value in values]
+
     def _between(self, low: float, high: float, share: float) -> float:
         if self.log:
             return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))

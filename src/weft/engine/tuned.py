@@ -27,7 +27,7 @@ from weft.engine.folder import CALLS, Groups, SweepFolder
 from weft.engine.job import Job
 from weft.engine.loading import read_result
 from weft.engine.optuna_tuner import OptunaTuner
-from weft.engine.result import Result
+from weft.engine.result import Result, model_code
 from weft.engine.session import Session, member_of
 from weft.engine.tuned_driver import WAITING, Trial, TunedDriver, score_column
 from weft.engine.tuned_plan import description, tuner_of
@@ -224,7 +224,7 @@ class TunedJob(Job):
             search=search,
         )
         self._tasks = {}
-        group.open_rows()
+        group.open_rows(bool(getattr(self._tuner, "copies", False)))
         session = self._make_session(key, group, driver)
         assert isinstance(session, TunedSession)
         session.began, session.ended = self._note_trial, partial(self._keep_trial, group)
@@ -250,16 +250,17 @@ class TunedJob(Job):
         session.resume(checkpoint.tensors, about)
         running = {member.name for member in session.members if member.running}
         for name in driver.trials.keys() - running - {*driver.waiting}:
-            result = read_result(folder.path / "tasks" / name)
+            task = self._tasks[name] = driver.trials[name].task
+            result = read_result(folder.path / "tasks" / name, None if isinstance(task.model, str) else task.model)
             assert isinstance(result, Result)
-            result.task = self._tasks[name] = driver.trials[name].task  # whose graph may be an object
+            result.task = task  # whose graph may be an object
             self._loaded[name] = result
 
     def _note_trial(self, row: int, member: Member) -> None:
         """A trial begins, or continues."""
         trial = self._driver.trials[member.name]
         self._tasks[member.name], self._members[member.name] = trial.task, member
-        self._codes[member.name] = None
+        self._codes[member.name] = model_code(trial.task)
         self._tuned_events.trial(trial, row)
 
     def _keep_trial(self, group: GroupRun, row: int, member: Member) -> None:

@@ -97,7 +97,8 @@ class TrialPlanner:
     def _bytes(self, kind: TrialStack) -> int:
         """Bytes of a trial by itself, with every number at its most."""
         most = self._limits.most_bytes([kind.widest])  # without a dry run
-        return most if most <= self._room else self._estimator.alone(kind.widest).cost.total_bytes
+        built_in = kind.widest.traits is not None
+        return most if built_in and most <= self._room else self._estimator.alone(kind.widest).cost.total_bytes
 
     @cached_property
     def stacks(self) -> list[TrialStack]:
@@ -118,9 +119,15 @@ class TrialPlanner:
         return stacks
 
     def rows(self, counts: Sequence[int]) -> list[Task]:
-        """A task for every row of the stacks, of which each has as many as ``counts`` says."""
+        """A task for every row of the stacks, of which each has as many as ``counts`` says.
+
+        Rows of users' modules have seeds of their own: what depends on it besides the weights shows before training.
+        """
         tasks = [stack.widest for stack, count in zip(self.stacks, counts, strict=True) for _ in range(count)]
-        return [task.with_values(name=f"row-{row:03d}") for row, task in enumerate(tasks)]
+        return [
+            task.with_values(name=f"row-{row:03d}", seed=task.seed + row * (task.traits is None))
+            for row, task in enumerate(tasks)
+        ]
 
     def group(self) -> tuple[list[Task], Plan, Estimate]:
         """The rows as tasks, their plan with the reason for their number, and its estimate."""
@@ -164,7 +171,9 @@ class TrialPlanner:
         plan = plan_as_one_group(tasks, self._estimator.stats(tasks[0]), machine.device, machine)
         ends = list(accumulate(counts))
         stacks = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
-        several = "concurrent" if machine.device == "cuda" else "in turn"
+        # As in sweeps, users' modules take turns: the load of their operators is not known.
+        at_once = machine.device == "cuda" and all(task.traits is not None for task in tasks)
+        several = "concurrent" if at_once else "in turn"
         join = several if len(stacks) > 1 else "stacked" if len(tasks) > 1 else "solo"
         plain = tuple(why for why in plan.why if "tasks stacked" not in why)  # of the rows, which are no tasks
         return replace(plan, join=join, stacks=stacks if len(stacks) > 1 else (), why=plain)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +32,7 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.device.cuda_graph import ConcurrentSteps, Recordings, Replay, Steps
-from weft.runtime.device.process import HOST, OwnGenerator, generator_states, restore_generators
+from weft.runtime.device.process import HOST, OwnGenerator, generator_states, restore_generators, same_draws, seed_all
 from weft.runtime.epoch import NOT_CAPTURED, SteppedEpoch, slower_than_alone
 from weft.runtime.modules.convert import BuiltStack, Converted
 from weft.runtime.modules.state import TEXT, ModuleState, restore_state, with_tensors
@@ -533,24 +533,76 @@ class GroupRun:
             if member.row is not None:
                 member.stack.state.extras[RATE][member.row].mul_(factor)
 
-    def open_rows(self) -> None:
-        """Let every member be at an epoch of its own, and count for nothing before its row is filled."""
+    def open_rows(self, copies: bool = False) -> None:
+        """Let every member be at an epoch of its own, and count for nothing before its row is filled.
+
+        ``copies``: rows are to continue with the state of others. A :class:`SpecError` for modules with which tasks in
+        rows that others have left would not have the numbers that they have alone.
+        """
         for stack in self.stacks:
+            unsaved, copied = stack.members.findings.unsaved, " that copies trials" * copies
+            reason = f"it keeps {unsaved} between calls, which is not plain data" if unsaved else None
+            if reason is None and (copies or stack.state.members > 1):  # a stack of one is built anew
+                reason = stack.keeps
+            try:
+                if copies and reason is None and stack.members.is_users:
+                    with same_draws(self.device):
+                        stack.members.row_of(self.tasks[0], stack.state.buffers)
+            except CannotStack as error:
+                reason = str(error)
+            if reason is not None:
+                raise SpecError(f"model {stack.tasks[0].model_name} does not go with a tuner{copied}: {reason}")
             stack.state.rowwise = True
             stack.state.end.zero_()
 
     def fill(self, index: int, task: Task, parent: int | None = None) -> None:
         """Let ``task`` train from now on in place of a member, whose state is lost; the step stays as it is.
 
-        ``parent``: the index of the member of the same stack whose state it continues with.
+        A stack of one that keeps more than tensors is built anew, and its step prepared again. ``parent``: the index of
+        the member whose state it continues with.
         """
         member, source = self.members[index], None if parent is None else self.members[parent]
-        if member.row is None or (source is not None and source.stack is not member.stack):
+        if member.row is None or (source is not None and source.row is None):
             raise InputError(f"task {task.label!r} cannot begin in row {index}: there is no state to write or copy")
-        member.stack.fill(member.row, task, None if source is None else source.row)
+        self.tasks = (*self.tasks[:index], task, *self.tasks[index + 1 :])
+        stack, seed = member.stack, task.seed
+        try:
+            with self._random_from(stack, seed):
+                stack.fill(member.row, task, None if source is None else (source.stack, source.row))
+        except CannotStack as reason:
+            if stack.state.members > 1 or source is not None:
+                raise SpecError(f"task {task.label!r} cannot begin in a row that another has left: {reason}") from None
+            self._own_random.pop(id(stack), None)
+            member.stack = self._build_stack([index])
+            member.stack.state.rowwise = True
+            self.stacks[self.stacks.index(stack)] = member.stack
+            self._prepare_anew()
+        own = None if source is None else self._own_random.get(id(source.stack))
+        if own is not None and source.task.seed == seed:
+            self._own_random[id(member.stack)].states = dict(own.states)
         member.task, member.slot = task, member.stack.members.slots[member.row]
         member.begun = self.epoch if source is None else source.begun
-        self.tasks = (*self.tasks[:index], task, *self.tasks[index + 1 :])
+
+    @contextmanager
+    def _random_from(self, stack: Stack, seed: int) -> Iterator[None]:
+        """Inside, generators start at ``seed``; from then on those of ``stack`` are where they are at the end."""
+        if len(self.tasks) == 1:  # whose generators are those of the process
+            seed_all(seed)
+            yield
+            return
+        former = self._own_random.get(id(stack))
+        generator = OwnGenerator(seed, self.device)
+        with generator:
+            yield
+        if former is not None:
+            generator.with_python = former.with_python
+            self._own_random[id(stack)] = generator
+
+    def _prepare_anew(self) -> None:
+        """Prepare the step again before the next epoch, since stacks have changed."""
+        self._has_run.clear()  # it builds shared data again
+        self._run_epoch, self._stepped, self.merged = {}, None, None
+        self._recordings = Recordings()
 
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """Remove members (indices of the tasks) from training: their state moves to the host, the rest close up.
@@ -576,12 +628,10 @@ class GroupRun:
             stack.select([member.row for member in staying])
             for row, member in enumerate(staying):
                 member.row = row
-            self._has_run.clear()  # it builds shared data again
         used = {id(stack.source) for stack in self.stacks}
         _close(stack for stack in changed if id(stack.source) not in used)
         if changed:
-            self._run_epoch, self._stepped, self.merged = {}, None, None
-            self._recordings = Recordings()
+            self._prepare_anew()
         return changed
 
     # ---- saving --------------------------------------------------------------------------------------

@@ -223,7 +223,6 @@ class Often(weft.Tuner):
             "split varies, and the trials of a tuner have it in common",
         ),
         ({"samples": 3}, {"tuner": "asha", "trials": 3}, "a tuner takes trials= instead"),
-        ({"model": torch.nn.Linear}, {"tuner": "asha", "trials": 3}, "a model of your own does not go with a tuner"),
         ({"layers": [1, 2, 3]}, {"tuner": "asha", "trials": 9, "width": 2}, "the space has 3 structures"),
         ({"layers": [1, 2]}, {"tuner": "pbt", "trials": 9}, "the tuner copies weights from one trial to another"),
         ({"seed": [0, 1]}, {"tuner": Listed([{"hidden": 99}]), "trials": 3}, "not in the space of the sweep"),

@@ -50,6 +50,18 @@ def preempt_after(count, control):
     return listen
 
 
+def kill_after(count):
+    """A listener that kills the process after so many checkpoints."""
+    seen = []
+
+    def listen(event):
+        seen.append(event.kind)
+        if seen.count("checkpoint") == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return listen
+
+
 @pytest.mark.parametrize("name", ["random", "asha", "halving", "pbt"])
 def test_a_preempted_run_goes_on_with_the_same_trials_and_numbers(name, tmp_path):
     whole, control = search(tmp_path / "whole", name), weft.Control()
@@ -113,11 +125,4 @@ def test_a_tuner_that_does_not_repeat_itself_is_not_resumed(tmp_path):
 
 
 if __name__ == "__main__":
-    checkpoints = []
-
-    def kill(event):
-        checkpoints.append(event.kind)
-        if checkpoints.count("checkpoint") == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    search(sys.argv[1], "asha", on_event=kill)
+    search(sys.argv[1], "asha", on_event=kill_after(int(sys.argv[2])))

@@ -14,10 +14,12 @@ from typing import Any
 
 from weft.core.compatibility import MEMBER_NUMBERS, padding_obstacle, stack_key, width
 from weft.core.errors import SpecError
+from weft.core.models import traits_of
+from weft.core.run_options import MAX_MEMBERS
 from weft.core.search_space import Choice, Range
-from weft.core.settings import identity
+from weft.core.settings import ARGS, identity
 from weft.core.sweep import Sweep
-from weft.core.task import SAMPLING_SETTINGS, Task, rules
+from weft.core.task import SAMPLING_SETTINGS, Task, model_settings, name_of, rules
 from weft.planner.grouping.limits import GroupLimits
 from weft.planner.grouping.stacks import padded
 
@@ -47,15 +49,15 @@ def check_tunable(sweep: Sweep) -> list[Task]:
         if name in varying:
             raise SpecError(f"{start}{name} varies, and the trials of a tuner have it in common; give one value")
     tasks = list(_kinds(sweep, start))
+    if len({task.has_own("optimizer") for task in tasks}) > 1:
+        raise SpecError(f"{start}optimizers of torch and Weft's own do not go together with a tuner; give one kind")
     settings = {name for each in (sweep.settings, *sweep.explicit) for name in each}
     for name in settings.intersection(rules()):
         if name != "name" and not any(name in task.given for task in tasks):
             raise SpecError(f"{start}{name} has no effect: {tasks[0].why_ignored(name)}")
     for task in tasks:
-        own = "a model of your own" if task.traits is None else "an optimizer of torch" * task.has_own("optimizer")
-        own = own or "callbacks=" * bool(task.callbacks)
-        if own:
-            raise SpecError(f"{start}{own} does not go with a tuner: a row of a stack cannot begin anew with it")
+        if task.callbacks:
+            raise SpecError(f"{start}callbacks= do not go with a tuner: a row of a stack cannot begin anew with them")
         if task.sampled:
             raise SpecError(
                 f"{start}sampled batches do not go with a tuner: trials begin at different epochs, and batches belong "
@@ -120,8 +122,16 @@ def _structure(task: Task) -> Hashable:
 def _kinds(sweep: Sweep, start: str) -> Iterator[Task]:
     """A task for every combination of structures and widths that is possible."""
     space, error, count = sweep.space(), None, 0
+    built_with = model_settings()  # and ``model_args``, where a model is the user's own
     for branch in space.branches:
-        values = {name: _planned(name, source, name in space.whole) for name, source in branch.varying.items()}
+        of_branch = {**sweep.settings, **branch.fixed, **branch.varying}["model"]
+        models = of_branch.values if isinstance(of_branch, Choice) else [of_branch]
+        own = next((name_of(model) for model in models if traits_of(model) is None), None)
+        values = {}
+        for name, source in branch.varying.items():
+            given = own is not None and (name in built_with or name.startswith(ARGS))
+            shown = f"{start}{name}={source} is given to {own}" if given else ""
+            values[name] = _planned(name, source, name in space.whole, shown)
         combinations = math.prod(map(len, values.values()))
         if combinations > MOST_KINDS:
             raise SpecError(
@@ -138,8 +148,16 @@ def _kinds(sweep: Sweep, start: str) -> Iterator[Task]:
         raise error
 
 
-def _planned(name: str, source: Range | Choice, whole: bool) -> list[Any]:
-    """The values of a setting that are planned for: of a number one of every kind, else all."""
+def _planned(name: str, source: Range | Choice, whole: bool, shown: str) -> list[Any]:
+    """The values of a setting that are planned for: of a number one of every kind, else all.
+
+    ``shown``: what an error says of a setting that a model of the user's own is built with, empty for others.
+    """
+    if shown:
+        values = list(source.values) if isinstance(source, Choice) else source.listed(whole, MAX_MEMBERS)
+        if not values:
+            raise SpecError(f"{shown}, and each value has a stack of its own: give a list of values, or a step")
+        return values
     if isinstance(source, Choice):
         values = list(source.values)
     else:

@@ -258,6 +258,15 @@ def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> No
             raise CannotStack(f"{name} has a hook on its gradient")
 
 
+def check_frozen(models: Sequence[nn.Module], trained: Collection[str]) -> None:
+    """A :class:`CannotStack` if parameters that are not ``trained``, which members share, differ among ``models``."""
+    frozen = [{n: p for n, p in nn.Module.named_parameters(model) if n not in trained} for model in models]
+    for of_member in frozen[1:]:
+        pairs = [(frozen[0].get(name), value) for name, value in of_member.items()]
+        if any(first is None or (not value.is_meta and not torch.equal(first, value)) for first, value in pairs):
+            raise CannotStack("parameters that do not train differ among them")
+
+
 class Members:
     """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
 
@@ -601,13 +610,7 @@ class Members:
             raise SpecError(f"task {task.label!r}: model {task.model_name} has no trainable parameters")
         if any(layout_of(model, "all").names != layout.names for model in models):
             raise CannotStack("their models have different parameters")
-        frozen = [{n: p for n, p in nn.Module.named_parameters(m) if n not in layout.names} for m in models]
-        for frozen_of_member in frozen[1:]:  # shared by all members
-            if any(
-                not value.is_meta and not torch.equal(frozen[0][name], value)
-                for name, value in frozen_of_member.items()
-            ):
-                raise CannotStack("parameters that do not train differ among them")
+        check_frozen(models, layout.names)
         for name, dtype in layout.other_kinds.items():
             kind = f"parameter {name} of model {self.task.model_name} is {str(dtype).removeprefix('torch.')}"
             if DTYPES[self.task.precision] != torch.float32 or self.source.reduce.ranks > 1:
@@ -644,6 +647,11 @@ class Members:
         ``buffers``: of all members, by name. :class:`CannotStack` for a task that is not like the others.
         """
         model = self.build_whole(task)
+        if self.is_users:  # it runs through the module that is there, whose attributes are those of this one
+            with same_draws(self.inputs.device):
+                alike = [self.build_whole(self.task), model]
+            check_users_modules(task, alike, self.graph)
+            check_frozen(alike, self.layout.names)
         rates = tuple(module.rate.clone() for module in rated_modules(model))
         if layout_of(model, "all").names != self.layout.names or len(rates) != len(self.slots[0].rates):
             raise CannotStack("its model has other parts than those of the stack")

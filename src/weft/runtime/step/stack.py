@@ -133,15 +133,34 @@ class Stack:
         layout = replace(layout, decayed=tuple(old and name not in unused for name, old in pairs))
         return Optimizer(tasks, layout, self._length, self.device, self.source.steps_per_epoch)
 
-    def fill(self, row: int, task: Task, parent: int | None = None) -> None:
+    @property
+    def keeps(self) -> str | None:
+        """What a row keeps besides its tensors, so that no other task can begin in them; None if nothing."""
+        findings = self.members.findings
+        if self._torch_optimizer is not None:
+            return f"{self._torch_optimizer.name} of torch keeps numbers in Python"
+        if findings.hidden_state is not None:
+            return findings.hidden_state
+        if findings.unread:
+            return f"it changes {min(findings.unread)!r} from call to call, which is no buffer"
+        if findings.branches and self.state.members == 1:  # several would fail at what differs among them
+            return "it reads numbers into Python, and may keep something in a later step"
+        return "it changes its own weights when called" if findings.writes else None
+
+    def fill(self, row: int, task: Task, parent: tuple[Stack, int] | None = None) -> None:
         """Let ``task`` train in ``row``, in the tensors that are there: a captured step stays valid.
 
-        ``parent``: the row whose state it continues with, weights, moments, buffers and history; its seed is its own.
+        ``parent``: the stack and row whose state it continues with, weights, moments, buffers and history; its seed is
+        its own. :class:`CannotStack` if that cannot be, with the reason.
         """
+        if self.keeps is not None:
+            raise CannotStack(self.keeps)
         slot, flat, buffers = self.members.row_of(task, self.state.buffers)
         fresh = State.new([task], flat, buffers, len(self.columns), self._length).tensors()
+        source = {} if parent is None else {n: tensor[parent[1]] for n, tensor in parent[0].state.tensors().items()}
         for name, tensor in self.state.tensors().items():
-            tensor[row].copy_(fresh[name][0] if parent is None or name == "end" else tensor[parent])
+            tensor[row].copy_(fresh[name][0] if parent is None or name == "end" else source[name])
+        self.best_state = None if parent is None else parent[0].best_state
         self.state.clock[row, 0] = task.seed
         self.members.slots[row] = slot
         self.forward.fill(row, slot.rates)
