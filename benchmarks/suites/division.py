@@ -47,7 +47,7 @@ from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, fin
 from benchmarks.harness.timing import profile, synchronize
 from examples.thread_accelerator import ThreadAccelerator
 from weft.batches.division.profiler import all_at_once
-from weft.batches.division.source import DividedSampled, DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.core.division import Division, PhaseTime, PhaseTimes
@@ -166,7 +166,8 @@ def make_case(
     sampling = Sampling(fanout(args), args.seeds, placement=place)
     trainer = "npu" if fake else "gpu"
     room = Division(1, 1, args.most_workers, args.most_workers + SPARE_SLOTS, buffer, trainer=trainer)
-    group = GroupRun([task], graph, plan, device, make_source=DividedSampling(sampling, room, fake))
+    make = partial(DividedSampled, sampling=sampling, division=room, hardware=fake)
+    group = GroupRun([task], graph, plan, device, make_source=make)
     source = divided_source(group)
     assert source is not None
     if fake is not None:  # training steps run as commands of the accelerator, for at least as long as its phase

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import weft
-from weft.batches.division.source import DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.pipeline import arrived
 from weft.batches.sampled import Sampling
 from weft.core.division import Division
@@ -47,7 +48,7 @@ def run_of(graph, division, model="sage", place="host", members=1, replay=True, 
     names = tuple(map(str, range(members)))
     plan = Plan(names, device="cuda", replay=replay, mode="sampled", placement=placement)
     sampling = Sampling(fanout=(5, 3), batch=100, placement=placement)
-    make = sampling if division is None else DividedSampling(sampling, division)
+    make = sampling if division is None else partial(DividedSampled, sampling=sampling, division=division)
     return GroupRun(tasks, graph, plan, torch.device("cuda", 0), make_source=make)
 
 

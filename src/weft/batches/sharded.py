@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from weft.batches.block import Block, Subgraph, local_adjacency
-from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched
+from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched, Sampling
 from weft.batches.sampler import (
-    Fanout,
     Hop,
     SeedOrder,
     TritonHops,
@@ -70,33 +69,22 @@ class Shard(FullGraph):
 TRIALS = 8  # batches: in one of a few seeds of a small graph, rows that a module mixes may happen to be on one rank
 
 
-@dataclass(frozen=True)
-class ShardedSampling:
-    """Makes the sources of a rank: neighbours per hop, seeds per batch of all ranks together, the seed of all draws."""
-
-    ranks: Ranks
-    fanout: tuple[Fanout, ...]
-    batch: int
-    seed: int = 0
-
-    def __call__(self, request: SourceRequest) -> ShardedSampled:
-        """The source of a stack."""
-        return ShardedSampled(request, self)
-
-
 class ShardedSampled(Shard):
-    """Batches of all ranks, each with this rank's part; evaluation is exact, over all nodes of all ranks."""
+    """Batches of all ranks, each with this rank's part; evaluation is exact, over all nodes of all ranks.
+
+    ``sampling.batch``: seeds per batch of all ranks together.
+    """
 
     constant = False
 
-    def __init__(self, request: SourceRequest, sampling: ShardedSampling) -> None:
+    def __init__(self, request: SourceRequest, ranks: Ranks, sampling: Sampling) -> None:
         graph, x = request.graph, request.x
         x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather dense rows, and evaluations have the same
-        super().__init__(replace(request, x=x), sampling.ranks)
+        super().__init__(replace(request, x=x), ranks)
         assert isinstance(graph, ShardGraph)
         if not all(isinstance(fanout, int) for fanout in sampling.fanout):
             raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
-        self._shard, self._ranks, self._sampling, self._device = graph, sampling.ranks, sampling, graph.device
+        self._shard, self._ranks, self._sampling, self._device = graph, ranks, sampling, graph.device
         self._own_x, self._subgraph = x, request.subgraph
         self._padding = request.padding and graph.adj.weight is None and not request.subgraph
         train = torch.cat(self._ranks.gather_objects(graph.train.cpu() + graph.first_row)).to(self._device)

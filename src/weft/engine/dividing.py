@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from weft.batches.division.preparers import Hardware
 from weft.batches.division.profiler import LIMIT_SECONDS
-from weft.batches.division.source import DividedSampled, DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.sampled import Sampling
 from weft.batches.source import MakeSource
 from weft.core.cost import Cost
@@ -46,7 +47,7 @@ class Dividing:
             trainer = "gpu" if self.hardware is None else self.hardware.name
             workers = host_workers(self.machine)
             division = Division(1, 1, workers, workers + SPARE_SLOTS, DEVICE_BUFFER, trainer)
-        return DividedSampling(source, division, self.hardware)
+        return partial(DividedSampled, sampling=source, division=division, hardware=self.hardware)
 
     def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[dict[str, Any], str]:
         """Choose a division for ``group``: the fields of its plan as they turned out, and a note for the journal."""

@@ -25,19 +25,6 @@ SPARE_SLOTS = 2  # beyond the division's, for a profile that runs before it
 
 
 @dataclass(frozen=True)
-class DividedSampling:
-    """How to sample, how to divide the preparation, and by which hardware (None: the GPU)."""
-
-    sampling: Sampling
-    division: Division
-    hardware: Hardware | None = None
-
-    def __call__(self, request: SourceRequest) -> DividedSampled:
-        """The source of a stack."""
-        return DividedSampled(request, self)
-
-
-@dataclass(frozen=True)
 class PreparedBatch(Batch):
     """A padded batch on the device; the step builds its blocks, so that they are part of the captured graph.
 
@@ -56,22 +43,27 @@ class PreparedBatch(Batch):
 
 
 class DividedSampled(Sampled):
-    """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs."""
+    """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs.
 
-    def __init__(self, request: SourceRequest, divided: DividedSampling) -> None:
+    ``hardware``: what prepares batches with the host (None: the GPU).
+    """
+
+    def __init__(
+        self, request: SourceRequest, sampling: Sampling, division: Division, hardware: Hardware | None = None
+    ) -> None:
         self._expected: int | None = None
         self._listed: dict[int, list[SeedBatch]] = {}  # batches of the next epoch, once they were listed
         # Padded batches of the host have no relations; blocks that are not padded have.
-        captured = divided.sampling.captured and not request.graph.num_relations
-        super().__init__(request, replace(divided.sampling, captured=captured))
-        self.hardware: Hardware = divided.hardware or Gpu()
-        self.slots = max(divided.division.pinned_batches, divided.division.workers + SPARE_SLOTS)
+        captured = sampling.captured and not request.graph.num_relations
+        super().__init__(request, replace(sampling, captured=captured))
+        self.hardware: Hardware = hardware or Gpu()
+        self.slots = max(division.pinned_batches, division.workers + SPARE_SLOTS)
         degrees = "sampled" if request.subgraph or self._apart else "full"
         parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured)
         preparers = self.hardware.preparers(parts)
         # A captured step samples and reads the device's own batches itself.
         inside = (lambda seeds: self._device_batch(seeds.epoch, seeds.batch)) if self._captured else None
-        self.divided = DividedPipeline(divided.division, preparers.host, preparers.device, preparers.clock, inside)
+        self.divided = DividedPipeline(division, preparers.host, preparers.device, preparers.clock, inside)
 
     @property
     def division(self) -> Division:
