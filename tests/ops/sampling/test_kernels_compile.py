@@ -58,8 +58,7 @@ def test_reservoir(launches, fanout):  # noqa: F811
 
 @pytest.mark.parametrize("offset", ["int", "long long"])
 def test_the_paper_s_sampler_in_cuda(offset):
-    from weft.ops.launch.nvrtc import compile_cuda, nvrtc
-    from weft.ops.sampling.paper_cuda import SOURCE
+    from weft.ops.sampling.paper_cuda import SOURCE, compile_cuda, nvrtc
 
     if nvrtc() is None:
         with pytest.raises(InputError, match="there is no NVRTC library"):
