@@ -292,7 +292,7 @@ class Broadcast:
 
 
 def make_logger(spec: str) -> Callable[[Event], Any]:
-    """The logger ``"KIND:WHERE"`` of ``RunOptions(log=...)``; a :class:`SpecError` where its library is missing, or it cannot write there.
+    """The logger ``"KIND:WHERE"``; a :class:`SpecError` where its library is missing, or it cannot write there.
 
     It is called with every event. If it has ``resume(events)``, that is called before, with the journal of a run that
     is continued, and ``close()`` at the end. An entry point in ``weft.loggers`` makes one of the text behind the colon.

@@ -296,7 +296,7 @@ def sample_paper(
     return launch_paper(indptr, indices, seeds, everyone, fanout, clock, hop, **options)
 
 
-# ---- Compile kernels in CUDA C++ at run time, with the NVRTC library that comes with torch; nothing is built beforehand.
+# ---- Compile CUDA C++ at run time, with the NVRTC library that comes with torch; nothing is built beforehand.
 #
 # torch's own ``torch.cuda._compile_kernel`` compiles only where a CUDA toolkit is installed, for headers that these
 # kernels do not include. So the compilation is here, and loading and launching are torch's.
