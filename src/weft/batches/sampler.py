@@ -32,13 +32,16 @@ from weft.ops.sampling.paper_cuda import launch_paper, sample_paper
 from weft.ops.sampling.reference import (
     FULL,
     HopSample,
+    RelationFanouts,
+    RelationRows,
     check_fanout,
     check_seeds,
     make_clock,
+    picks_at_most,
     relabel_torch,
+    sample_relations_torch,
     sample_reservoir_torch,
 )
-from weft.ops.sampling.relations import RelationFanouts, RelationRows, picks_at_most, sample_relations_torch
 from weft.ops.sampling.reservoir_triton import launch_reservoir, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, launch_sample, sample_triton
 
