@@ -310,7 +310,8 @@ class Sampled:
         return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
-        block = padded_block(hop, self._graph.num_nodes, None if self._apart else lambda: self._sampler.full_degrees)
+        degrees = None if self._apart else lambda: self._sampler.full_degrees
+        block = padded_block(hop.indptr, hop.indices, hop.nodes, self._graph.num_nodes, degrees)
         relation = self._sampler.relation_at(hop.edges)
         return block if relation is None else block.related(relation, self._graph.num_relations)
 

@@ -373,17 +373,16 @@ def gcn_degrees(adj: Adjacency, first: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def padded_block(
-    hop: DeviceHop, num_nodes: int, degrees: Callable[[], tuple[Tensor, Tensor]] | None
+    indptr: Tensor, indices: Tensor, nodes: Tensor, num_nodes: int, degrees: Callable[[], tuple[Tensor, Tensor]] | None
 ) -> PaddedAdjacency:
     """The block of a padded hop; ``degrees``: ``(D^-1/2 [N], degree [N])`` of the whole graph, if GCN counts by it."""
 
     def full() -> tuple[Tensor, Tensor]:
-        assert degrees is not None
-        nodes = hop.nodes.clamp(0, num_nodes - 1).long()  # beyond the existing ones they hold anything
+        there = nodes.clamp(0, num_nodes - 1).long()  # beyond the existing ones they hold anything
         scale, degree = degrees()
-        return scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
+        return scale.index_select(0, there), degree.index_select(0, there[: indptr.numel() - 1])
 
-    return PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=None if degrees is None else full)
+    return PaddedAdjacency(indptr, indices, nodes.numel(), full=None if degrees is None else full)
 
 
 def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:

@@ -204,7 +204,7 @@ class ShardedSampled(Shard):
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
         data = self._shard.spread
-        block = padded_block(hop, data.bounds[-1], lambda: self._degrees)
+        block = padded_block(hop.indptr, hop.indices, hop.nodes, data.bounds[-1], lambda: self._degrees)
         if data.relation is None:
             return block
         return block.related(data.relation.rows(hop.edges, hop.indptr[-1:]), self._graph.num_relations)

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.batches.block import PaddedAdjacency
 from weft.batches.division.executor import DividedPipeline
 from weft.batches.division.preparers import Gpu, Hardware, PaddedItem, Parts
 from weft.batches.sampled import DeviceBatch, Sampled, Sampling
-from weft.batches.sampler import SeedBatch
+from weft.batches.sampler import SeedBatch, padded_block
 from weft.batches.source import Batch, SourceRequest
 from weft.core.division import Division
 
@@ -38,7 +37,6 @@ class PreparedBatch(Batch):
 
     def prepared(self) -> Batch:
         """With blocks, labels and features."""
-        assert self.make is not None
         return self.make(self)
 
 
@@ -139,19 +137,12 @@ class DividedSampled(Sampled):
         )
 
     def _with_blocks(self, batch: PreparedBatch) -> Batch:
-        assert batch.nodes is not None
-        assert batch.features is not None
-        nodes = batch.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
-
-        def block(indptr: Tensor, indices: Tensor, sources: Tensor) -> PaddedAdjacency:
-            def full() -> tuple[Tensor, Tensor]:
-                scale, degree = self._sampler.full_degrees
-                return scale.index_select(0, sources), degree.index_select(0, sources[: indptr.numel() - 1])
-
-            return PaddedAdjacency(indptr, indices, sources.numel(), full=full)
-
+        nodes, count = batch.nodes, self._graph.num_nodes
         widths = [indptr.numel() - 1 for indptr, _ in batch.hops[1:]] + [nodes.numel()]
-        blocks = [block(*hop, nodes[:width]) for hop, width in zip(batch.hops, widths, strict=True)]
-        labelled = nodes[: batch.rows.numel()].to(self._graph.y.device)
+        blocks = [
+            padded_block(indptr, indices, nodes[:width], count, lambda: self._sampler.full_degrees)
+            for (indptr, indices), width in zip(batch.hops, widths, strict=True)
+        ]
+        labelled = nodes[: batch.rows.numel()].clamp(0, count - 1).long().to(self._graph.y.device)
         y = self._graph.y.index_select(0, labelled).to(self._device)
         return Batch(batch.features, tuple(reversed(blocks)), y, batch.rows, batch.share)
