@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.weave.merge import Woven, operator_name
 from weft.weave.recorder import StepNode
-from weft.weave.stream_schedule import run_node, schedule
+from weft.weave.step import run_node, schedule
 
 
 def count_launches(woven: Woven) -> Counter[str]:
