@@ -19,8 +19,7 @@ from weft.core.task import Task
 from weft.dist import launch
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
-from weft.dist.sharded_adjacency import ShardGraph
-from weft.dist.spread import Spread
+from weft.dist.sharded_adjacency import ShardGraph, Spread
 from weft.runtime.group import GroupRun
 
 EPOCHS, BOUNDS = 5, {2: (0, 37, 60), 3: (0, 20, 20, 60)}

@@ -26,8 +26,7 @@ from weft.core.errors import SpecError
 from weft.dist.partition import divided_otherwise
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
-from weft.dist.spread import Spread
+from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, Spread
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.reference import sample_torch
