@@ -63,12 +63,10 @@ class DeviceBatch(Batch):
 
     def fetched(self, buffer: int) -> Fetched:
         """Sample and gather into buffers number ``buffer``."""
-        assert self.fetch is not None
         return self.fetch(self, buffer)
 
     def built(self, fetched: Fetched) -> Batch:
         """The padded batch."""
-        assert self.build is not None
         return self.build(self, fetched)
 
 
@@ -294,8 +292,6 @@ class Sampled:
 
     def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and gather; nothing of it is read back by the host."""
-        assert batch.seeds is not None
-        assert batch.clock is not None
         if buffer not in self._buffers:  # for the features of the largest batch; CUDA graphs keep the address
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
             for fanout in self._fanouts:

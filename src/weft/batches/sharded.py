@@ -26,7 +26,7 @@ from weft.core.errors import SpecError
 from weft.dist.partition import divided_otherwise
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, Spread
+from weft.dist.sharded_adjacency import Spread
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.reference import sample_torch
@@ -38,7 +38,6 @@ class Shard(FullGraph):
     def __init__(self, request: SourceRequest, ranks: Ranks) -> None:
         super().__init__(request)
         graph = request.graph
-        assert isinstance(graph, ShardGraph)
         self.reduce = RankReduce(ranks, graph.first_row, graph.num_nodes)  # type: ignore[assignment]
         share = torch.full((1,), graph.train_share(), device=graph.device)
         self.batch = replace(self.batch, share=share, shape="shard")
@@ -80,7 +79,6 @@ class ShardedSampled(Shard):
         graph, x = request.graph, request.x
         x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather dense rows, and evaluations have the same
         super().__init__(replace(request, x=x), ranks)
-        assert isinstance(graph, ShardGraph)
         if not all(isinstance(fanout, int) for fanout in sampling.fanout):
             raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
         self._shard, self._ranks, self._sampling, self._device = graph, ranks, sampling, graph.device
@@ -102,7 +100,6 @@ class ShardedSampled(Shard):
     @cached_property
     def _degrees(self) -> tuple[Tensor, Tensor]:
         """``(D^-1/2 [N], degree [N])`` of all nodes."""
-        assert isinstance(self._shard.adj, ShardedAdjacency)
         rows = self._shard.adj.forward
         adj = Adjacency(rows.indptr, rows.columns, self._shard.spread.bounds[-1], weight=rows.weight)
         scale = torch.cat(self._ranks.gather_objects(gcn_degrees(adj, rows.low)[0].cpu()))
@@ -121,7 +118,6 @@ class ShardedSampled(Shard):
     @cached_property
     def overlaps(self) -> bool:  # type: ignore[override]
         """Whether batches are padded, and the next one is made while one trains; the same on all ranks."""
-        assert isinstance(self._shard.adj, ShardedAdjacency)
         rows, seeds = self._shard.adj.forward, self._order.seeds.numel()
         smallest = min(self._order.batch_size, seeds % self._order.batch_size or seeds)
         padded = self._padding and self._hops is not None and smallest >= self._ranks.ranks and self._degrees
@@ -193,7 +189,6 @@ class ShardedSampled(Shard):
 
     def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and read; nothing of it is read back by the host, and a CUDA graph has memory of its own for it."""
-        assert self._hops is not None
         hops = self._hops.padded(batch.seeds, self._sampling.fanout, batch.clock)
         return Fetched(tuple(hops), self._x.rows(hops[-1].nodes, hops[-1].num_nodes), self._shard.spread.y[batch.seeds])
 

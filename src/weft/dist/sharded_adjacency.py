@@ -74,7 +74,6 @@ class Spread:
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        assert self._parts is not None
         return address_table([part.view(part.shape[0], self._width) for part in self._parts], self.here.device)
 
     @property
@@ -120,7 +119,6 @@ class Spread:
 
     def lists(self, indptr: Tensor) -> CachedLists:
         """The array as the lists between ``indptr``, for kernels: all of them are in reach."""
-        assert self._parts is not None
         return spread_lists(self._parts, self._bounds, indptr)
 
 
@@ -313,7 +311,6 @@ class ShardedAdjacency(Adjacency):
 
     def make_relation_slots(self) -> RelationSlots:
         """The slots of own rows, whose means read remote rows."""
-        assert self.relation is not None
         slots = make_relation_slots(self.block().related(self.relation, self.num_relations))
         return replace(slots, means=ExtendedRows(slots.means, self.forward.exchange))
 
@@ -480,7 +477,6 @@ class ShardGraph(Graph):
         x = whole.x
         if isinstance(x, SparseFeatures):
             indptr, indices, weight, first = own_rows(x.matrix, low, high)
-            assert weight is not None
             matrix = Adjacency(indptr.to(device), indices.to(device), x.matrix.num_cols, weight=weight.to(device))
             matrix.first_edge = first
             x = SparseFeatures(matrix)
@@ -528,7 +524,6 @@ class ShardGraph(Graph):
     @cached_property
     def spread(self) -> SpreadGraph:
         """The graph where peers read it; all ranks make it together. Features of this rank lie there from then on."""
-        assert isinstance(self.adj, ShardedAdjacency)
         rows, ranks = self.adj.forward, self._ranks
         degrees = torch.cat(ranks.gather_objects(rows.indptr.diff().cpu())).to(self.device)
         indptr = torch.zeros(degrees.numel() + 1, dtype=torch.int64, device=self.device)

@@ -347,7 +347,6 @@ class Job:
 
     def _save(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write a checkpoint, and the report as it is by then."""
-        assert self._folder is not None
         path = self._folder.save_state(key, group, about)
         self._report()
         return path

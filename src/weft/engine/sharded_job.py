@@ -252,7 +252,6 @@ class ShardedJob(Job):
                 graph = reordered_graph(graph, ranks.share(nodes))
             shard = ShardGraph(graph, split_by_edges(graph.adj.indptr.cpu().numpy(), ranks.ranks).bounds, ranks)
             self._shards, adj = {key: shard}, shard.adj
-            assert isinstance(adj, ShardedAdjacency)
             way, edges = self._options.sharded, shard.stats().num_edges
             if way is not None:
                 ranks.staging.launch = ShardedLaunch(way=way)
@@ -275,7 +274,6 @@ class ShardedJob(Job):
 
     def _make_session(self, key: str, group: GroupRun, driver: Driver) -> Session:
         session = super()._make_session(key, group, driver)
-        assert isinstance(session, SharedSession)
         session.ranks = self._ranks
         return session
 

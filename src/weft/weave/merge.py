@@ -189,7 +189,6 @@ class MemberStep:
         self.name, self._numbers = captured.name, numbers
         self.nodes = captured.graph.calls
         self.inputs = dict(zip(captured.graph.inputs, captured.inputs, strict=True))
-        assert captured.graph.returns is not None
         self.output = captured.graph.returns.args[0]
         self.written: set[Any] = set()
         self.before = tuple(self._dependencies())
@@ -314,7 +313,6 @@ class Woven:
 
     def returned(self, values: dict[StepNode, Any]) -> tuple[Any, ...]:
         """What the members' steps return, from the results of all nodes."""
-        assert self.graph.returns is not None
         return map_nodes(self.graph.returns.args[0], values.__getitem__)
 
     @cached_property

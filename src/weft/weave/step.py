@@ -249,7 +249,6 @@ class _Lifetimes:
 
     def __init__(self, woven: Woven, nodes: Sequence[StepNode], streams: Sequence[int]) -> None:
         number_of = {node: number for number, node in enumerate(nodes)}
-        assert woven.graph.returns is not None
         returned = set(woven.graph.returns.all_input_nodes)
         home: dict[Any, int] = {}  # the stream that a storage was allocated on
         self._home: dict[StepNode, int] = {}

@@ -74,7 +74,6 @@ def make_relation_slots(adj: Adjacency) -> RelationSlots:
 
 def pair_keys(adj: Adjacency) -> Tensor:
     """``relation * N + row`` of every edge, ascending ``[E]`` int64."""
-    assert adj.relation is not None
     return torch.sort(adj.relation.long() * adj.num_rows + adj.rows()).values
 
 
@@ -92,7 +91,6 @@ def as_matrices(arrays: SlotArrays, adj: Adjacency, kind: type[Adjacency]) -> Re
 def slot_arrays(adj: Adjacency, pairs: int, existing: Tensor | None = None) -> SlotArrays:
     """Build for at most ``pairs`` pairs, with nothing read back; of the edges only the first ``existing [1]`` count."""
     rows, relations = adj.num_rows, adj.num_relations
-    assert adj.relation is not None
 
     def numbers(count: int) -> Tensor:
         return torch.arange(count, device=adj.device)
