@@ -55,6 +55,7 @@ from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
+from weft.engine.dividing import divided_source, profile_group
 from weft.engine.machine import find_machine
 from weft.engine.memory import memory_cap
 from weft.engine.plan import plan as make_plan
@@ -63,7 +64,6 @@ from weft.graph.graph import Graph
 from weft.planner.division.partitioner import Limits, Partition, overlap_for, partition
 from weft.planner.division.simulator import simulate
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
 
 MOST_EPOCHS = 1000
 PROFILED = 12  # steps

@@ -17,9 +17,9 @@ from weft.core.division import Division
 from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.dividing import divided_source, profile_group
 from weft.graph.generate import citation
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
 
 pytestmark = [
     pytest.mark.gpu,

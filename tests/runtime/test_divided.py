@@ -17,8 +17,8 @@ from weft.batches.sampled import Sampling
 from weft.core.division import Division
 from weft.core.errors import InputError
 from weft.core.plan import Plan
+from weft.engine.dividing import divided_source, profile_group
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
 
 pytestmark = pytest.mark.timeout(120)
 SAMPLING = Sampling(fanout=(5, 3), batch=32)
