@@ -43,7 +43,7 @@ from weft.ops.launch.backend import rate_and_clock, use_triton
 from weft.ops.sampling.sample_triton import CachedLists, spread_lists
 from weft.ops.sharded.pieces_triton import copy_rows_triton
 from weft.ops.sharded.sharded_spmm import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
-from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
+from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
 
 # ---- Spread: arrays whose rows lie with the ranks that own them, read at any ids.
 #
@@ -346,7 +346,8 @@ class ShardedAdjacency(Adjacency):
             if not in_place or any(peer.device != x.device for peer in peers):
                 return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
             if self.launch.way == "tiles":
-                return streamed_spmm_triton(x, peers, self._tiles(), self.row_scale)
+                tiles = self.derived("tiles", lambda: tiled_csr(*self._split, self._factors()))
+                return streamed_spmm_triton(x, peers, tiles, self.row_scale)
             table, counts = address_table(peers, x.device)
             schedule = "interleaved" if self.launch.way == "interleaved" else "pipelined"
             return sharded_spmm_triton(x, table, counts, self._csr(), self.row_scale, self.launch, schedule)
@@ -354,9 +355,6 @@ class ShardedAdjacency(Adjacency):
     def _csr(self) -> ShardedCSR:
         ps, chunks = self.launch.ps, min(MOST_CHUNKS, max(1, self.forward.exchange.halo.size // CHUNK_ROWS))
         return self.derived(("csr", ps), lambda: shard_csr(*self._split, ps, self._factors(), chunks))
-
-    def _tiles(self) -> TiledCSR:
-        return self.derived("tiles", lambda: tiled_csr(*self._split, self._factors()))
 
     @property
     def _split(self) -> tuple[Tensor, Tensor, Sequence[int], int]:
