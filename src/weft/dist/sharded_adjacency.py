@@ -130,6 +130,8 @@ def exchange(values: Tensor, give: Sequence[int], get: Sequence[int], ranks: Ran
     return received
 
 
+# ---- The rows of a rank, and the graph that it trains on.
+#
 # Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
 CHUNK_ROWS, MOST_CHUNKS = 1 << 17, 4
 

@@ -1,4 +1,4 @@
-"""EventSource: emit what happens to a run as Events, for one task or summed up over a sweep."""
+"""EventSource: emit what happens to a run as Events, for one task or summed up over a sweep, to loggers made here."""
 
 from __future__ import annotations
 
