@@ -47,7 +47,7 @@ from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, fin
 from benchmarks.harness.timing import profile, synchronize
 from examples.thread_accelerator import ThreadAccelerator
 from weft.batches.division.profiler import all_at_once
-from weft.batches.division.source import DividedSampled, DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.core.division import Division, PhaseTime, PhaseTimes
@@ -55,6 +55,7 @@ from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
+from weft.engine.dividing import divided_source, profile_group
 from weft.engine.machine import find_machine
 from weft.engine.memory import memory_cap
 from weft.engine.plan import plan as make_plan
@@ -63,7 +64,6 @@ from weft.graph.graph import Graph
 from weft.planner.division.partitioner import Limits, Partition, overlap_for, partition
 from weft.planner.division.simulator import simulate
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
 
 MOST_EPOCHS = 1000
 PROFILED = 12  # steps
@@ -166,7 +166,8 @@ def make_case(
     sampling = Sampling(fanout(args), args.seeds, placement=place)
     trainer = "npu" if fake else "gpu"
     room = Division(1, 1, args.most_workers, args.most_workers + SPARE_SLOTS, buffer, trainer=trainer)
-    group = GroupRun([task], graph, plan, device, make_source=DividedSampling(sampling, room, fake))
+    make = partial(DividedSampled, sampling=sampling, division=room, hardware=fake)
+    group = GroupRun([task], graph, plan, device, make_source=make)
     source = divided_source(group)
     assert source is not None
     if fake is not None:  # training steps run as commands of the accelerator, for at least as long as its phase

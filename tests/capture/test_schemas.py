@@ -11,7 +11,7 @@ import weft.ops.sparse.edge_softmax
 import weft.ops.sparse.sddmm
 import weft.ops.sparse.spmm_max  # noqa: F401
 from weft.capture.observer import argument, argument_places
-from weft.weave.matching import FAMILY
+from weft.weave.merge import FAMILY
 
 
 def test_by_name():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,16 +11,15 @@ import weft
 from tests.dist.cases import CPU
 from tests.dist.mixing import BothDirections, Deep, MeanOfBlock, MeanOfSampledBlocks, NormOverGraph, OverBlocks, Plain
 from tests.graphs_for_tests import tiny_graph
-from weft.batches.sampled import source_for
-from weft.batches.sharded import ShardedSampling
+from weft.batches.sampled import Sampling, source_for
+from weft.batches.sharded import ShardedSampled
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist import launch
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
-from weft.dist.sharded_adjacency import ShardGraph
-from weft.dist.spread import Spread
+from weft.dist.sharded_adjacency import ShardGraph, Spread
 from weft.runtime.group import GroupRun
 
 EPOCHS, BOUNDS = 5, {2: (0, 37, 60), 3: (0, 20, 20, 60)}
@@ -54,7 +55,8 @@ def train(ranks: Ranks) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = []
     for name, task in TASKS.items():
         graph = ShardGraph(tiny_graph(weighted=CASES[name][0]), BOUNDS[ranks.ranks], ranks)
-        source = ShardedSampling(ranks, tuple(task.fanouts), task.batch, task.batch_seed)
+        sampling = Sampling(tuple(task.fanouts), task.batch, task.batch_seed)
+        source = partial(ShardedSampled, ranks=ranks, sampling=sampling)
         plan = Plan((task.label,), mode="sampled", device=ranks.device.type)
         found.append(outcome(GroupRun([task], graph, plan, ranks.device, make_source=source)))
     ranks.gather_objects(None)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import weft
-from weft.batches.division.source import DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.pipeline import arrived
 from weft.batches.sampled import Sampling
 from weft.core.division import Division
 from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.dividing import divided_source, profile_group
 from weft.graph.generate import citation
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +48,7 @@ def run_of(graph, division, model="sage", place="host", members=1, replay=True, 
     names = tuple(map(str, range(members)))
     plan = Plan(names, device="cuda", replay=replay, mode="sampled", placement=placement)
     sampling = Sampling(fanout=(5, 3), batch=100, placement=placement)
-    make = sampling if division is None else DividedSampling(sampling, division)
+    make = sampling if division is None else partial(DividedSampled, sampling=sampling, division=division)
     return GroupRun(tasks, graph, plan, torch.device("cuda", 0), make_source=make)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -11,13 +12,13 @@ import torch
 from examples.thread_accelerator import ThreadAccelerator
 from tests.runtime.test_sampled import CPU, graph, group_of, rows, task  # noqa: F401
 from weft.batches.division import profiler
-from weft.batches.division.source import DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.sampled import Sampling
 from weft.core.division import Division
 from weft.core.errors import InputError
 from weft.core.plan import Plan
+from weft.engine.dividing import divided_source, profile_group
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
 
 pytestmark = pytest.mark.timeout(120)
 SAMPLING = Sampling(fanout=(5, 3), batch=32)
@@ -40,7 +41,8 @@ def npu():
 
 def divided(tasks, graph, division, npu):  # noqa: F811
     plan = Plan(tuple(str(place) for place in range(len(tasks))), join="stacked" if len(tasks) > 1 else "solo")
-    return GroupRun(tasks, graph, plan, CPU, make_source=DividedSampling(SAMPLING, division, npu))
+    make = partial(DividedSampled, sampling=SAMPLING, division=division, hardware=npu)
+    return GroupRun(tasks, graph, plan, CPU, make_source=make)
 
 
 @pytest.mark.parametrize("division", DIVISIONS, ids=[one.kind for one in DIVISIONS])

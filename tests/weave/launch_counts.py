@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.weave.matching import operator_name
-from weft.weave.merge import Woven
+from weft.weave.merge import Woven, operator_name
 from weft.weave.recorder import StepNode
-from weft.weave.stream_schedule import run_node, schedule
+from weft.weave.step import run_node, schedule
 
 
 def count_launches(woven: Woven) -> Counter[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.weave.matching import Lane, in_order, match
+from weft.weave.merge import Lane, in_order, match
 
 
 def chain(*keys: str | None) -> Lane:

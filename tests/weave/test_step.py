@@ -22,8 +22,7 @@ from weft.core.task import Task
 from weft.runtime.group import GroupRun
 from weft.weave.merge import weave
 from weft.weave.recorder import record
-from weft.weave.step import Weaver, WovenStep
-from weft.weave.stream_schedule import START, schedule
+from weft.weave.step import START, Weaver, WovenStep, schedule
 
 CPU = torch.device("cpu")
 EPOCHS = 5

@@ -8,9 +8,8 @@ import torch
 from tests.weave.merged_calls import merged_call
 from weft import ops
 from weft.ops.launch.backend import meta_means_gpu
-from weft.weave.launchers import copied, side_by_side
+from weft.weave.launchers import add_parts, copied, side_by_side
 from weft.weave.merged_launch import FlatCalls, OpCall, flatten, operator, unflatten
-from weft.weave.two_phase_ops import add_parts
 
 weft = torch.ops.weft
 LEADS = [(), (3,)]

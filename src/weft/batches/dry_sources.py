@@ -130,7 +130,6 @@ class DrySampled(FullGraph):
 
     def _chunk(self, layer: int, below: Tensor | None) -> Batch:
         """The largest chunk of a layer."""
-        assert self._placement is not None
         graph, edges = self._request.graph, self._placement.chunk_edges
         edges = min(max(edges, graph.stats().max_degree), graph.num_edges)
         rows = min(MOST_ROWS, self._placement.chunk_edges, graph.num_nodes)

@@ -88,8 +88,6 @@ class FeatureStore:
 
         Everything is on the store's device; :meth:`held` says which rows ``far`` has to have.
         """
-        assert self._slots is not None
-        assert self._cache is not None
         slots = self._slots.index_select(0, ids.long()).clamp_(min=0)  # rows that the cache lacks are overwritten
         torch.index_select(self._cache, 0, slots.long(), out=out)
         return out.index_copy_(0, positions.long(), far)

@@ -130,7 +130,6 @@ class LayerWise:
                     self._rooms[layer] = out
                 out[first : first + ids.numel()].copy_(values.movedim(0, 1))
             below = out
-        assert below is not None
         return below.to(self._device).movedim(1, 0)
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -63,12 +63,10 @@ class DeviceBatch(Batch):
 
     def fetched(self, buffer: int) -> Fetched:
         """Sample and gather into buffers number ``buffer``."""
-        assert self.fetch is not None
         return self.fetch(self, buffer)
 
     def built(self, fetched: Fetched) -> Batch:
         """The padded batch."""
-        assert self.build is not None
         return self.build(self, fetched)
 
 
@@ -294,8 +292,6 @@ class Sampled:
 
     def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and gather; nothing of it is read back by the host."""
-        assert batch.seeds is not None
-        assert batch.clock is not None
         if buffer not in self._buffers:  # for the features of the largest batch; CUDA graphs keep the address
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
             for fanout in self._fanouts:
@@ -310,7 +306,8 @@ class Sampled:
         return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
-        block = padded_block(hop, self._graph.num_nodes, None if self._apart else lambda: self._sampler.full_degrees)
+        degrees = None if self._apart else lambda: self._sampler.full_degrees
+        block = padded_block(hop.indptr, hop.indices, hop.nodes, self._graph.num_nodes, degrees)
         relation = self._sampler.relation_at(hop.edges)
         return block if relation is None else block.related(relation, self._graph.num_relations)
 

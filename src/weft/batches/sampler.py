@@ -32,13 +32,16 @@ from weft.ops.sampling.paper_cuda import launch_paper, sample_paper
 from weft.ops.sampling.reference import (
     FULL,
     HopSample,
+    RelationFanouts,
+    RelationRows,
     check_fanout,
     check_seeds,
     make_clock,
+    picks_at_most,
     relabel_torch,
+    sample_relations_torch,
     sample_reservoir_torch,
 )
-from weft.ops.sampling.relations import RelationFanouts, RelationRows, picks_at_most, sample_relations_torch
 from weft.ops.sampling.reservoir_triton import launch_reservoir, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, launch_sample, sample_triton
 
@@ -370,17 +373,16 @@ def gcn_degrees(adj: Adjacency, first: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def padded_block(
-    hop: DeviceHop, num_nodes: int, degrees: Callable[[], tuple[Tensor, Tensor]] | None
+    indptr: Tensor, indices: Tensor, nodes: Tensor, num_nodes: int, degrees: Callable[[], tuple[Tensor, Tensor]] | None
 ) -> PaddedAdjacency:
     """The block of a padded hop; ``degrees``: ``(D^-1/2 [N], degree [N])`` of the whole graph, if GCN counts by it."""
 
     def full() -> tuple[Tensor, Tensor]:
-        assert degrees is not None
-        nodes = hop.nodes.clamp(0, num_nodes - 1).long()  # beyond the existing ones they hold anything
+        there = nodes.clamp(0, num_nodes - 1).long()  # beyond the existing ones they hold anything
         scale, degree = degrees()
-        return scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
+        return scale.index_select(0, there), degree.index_select(0, there[: indptr.numel() - 1])
 
-    return PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=None if degrees is None else full)
+    return PaddedAdjacency(indptr, indices, nodes.numel(), full=None if degrees is None else full)
 
 
 def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:

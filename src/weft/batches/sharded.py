@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from weft.batches.block import Block, Subgraph, local_adjacency
-from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched
+from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched, Sampling
 from weft.batches.sampler import (
-    Fanout,
     Hop,
     SeedOrder,
     TritonHops,
@@ -27,8 +26,7 @@ from weft.core.errors import SpecError
 from weft.dist.partition import divided_otherwise
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
-from weft.dist.spread import Spread
+from weft.dist.sharded_adjacency import Spread
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.reference import sample_torch
@@ -40,7 +38,6 @@ class Shard(FullGraph):
     def __init__(self, request: SourceRequest, ranks: Ranks) -> None:
         super().__init__(request)
         graph = request.graph
-        assert isinstance(graph, ShardGraph)
         self.reduce = RankReduce(ranks, graph.first_row, graph.num_nodes)  # type: ignore[assignment]
         share = torch.full((1,), graph.train_share(), device=graph.device)
         self.batch = replace(self.batch, share=share, shape="shard")
@@ -70,33 +67,21 @@ class Shard(FullGraph):
 TRIALS = 8  # batches: in one of a few seeds of a small graph, rows that a module mixes may happen to be on one rank
 
 
-@dataclass(frozen=True)
-class ShardedSampling:
-    """Makes the sources of a rank: neighbours per hop, seeds per batch of all ranks together, the seed of all draws."""
-
-    ranks: Ranks
-    fanout: tuple[Fanout, ...]
-    batch: int
-    seed: int = 0
-
-    def __call__(self, request: SourceRequest) -> ShardedSampled:
-        """The source of a stack."""
-        return ShardedSampled(request, self)
-
-
 class ShardedSampled(Shard):
-    """Batches of all ranks, each with this rank's part; evaluation is exact, over all nodes of all ranks."""
+    """Batches of all ranks, each with this rank's part; evaluation is exact, over all nodes of all ranks.
+
+    ``sampling.batch``: seeds per batch of all ranks together.
+    """
 
     constant = False
 
-    def __init__(self, request: SourceRequest, sampling: ShardedSampling) -> None:
+    def __init__(self, request: SourceRequest, ranks: Ranks, sampling: Sampling) -> None:
         graph, x = request.graph, request.x
         x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather dense rows, and evaluations have the same
-        super().__init__(replace(request, x=x), sampling.ranks)
-        assert isinstance(graph, ShardGraph)
+        super().__init__(replace(request, x=x), ranks)
         if not all(isinstance(fanout, int) for fanout in sampling.fanout):
             raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
-        self._shard, self._ranks, self._sampling, self._device = graph, sampling.ranks, sampling, graph.device
+        self._shard, self._ranks, self._sampling, self._device = graph, ranks, sampling, graph.device
         self._own_x, self._subgraph = x, request.subgraph
         self._padding = request.padding and graph.adj.weight is None and not request.subgraph
         train = torch.cat(self._ranks.gather_objects(graph.train.cpu() + graph.first_row)).to(self._device)
@@ -115,7 +100,6 @@ class ShardedSampled(Shard):
     @cached_property
     def _degrees(self) -> tuple[Tensor, Tensor]:
         """``(D^-1/2 [N], degree [N])`` of all nodes."""
-        assert isinstance(self._shard.adj, ShardedAdjacency)
         rows = self._shard.adj.forward
         adj = Adjacency(rows.indptr, rows.columns, self._shard.spread.bounds[-1], weight=rows.weight)
         scale = torch.cat(self._ranks.gather_objects(gcn_degrees(adj, rows.low)[0].cpu()))
@@ -134,7 +118,6 @@ class ShardedSampled(Shard):
     @cached_property
     def overlaps(self) -> bool:  # type: ignore[override]
         """Whether batches are padded, and the next one is made while one trains; the same on all ranks."""
-        assert isinstance(self._shard.adj, ShardedAdjacency)
         rows, seeds = self._shard.adj.forward, self._order.seeds.numel()
         smallest = min(self._order.batch_size, seeds % self._order.batch_size or seeds)
         padded = self._padding and self._hops is not None and smallest >= self._ranks.ranks and self._degrees
@@ -206,7 +189,6 @@ class ShardedSampled(Shard):
 
     def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and read; nothing of it is read back by the host, and a CUDA graph has memory of its own for it."""
-        assert self._hops is not None
         hops = self._hops.padded(batch.seeds, self._sampling.fanout, batch.clock)
         return Fetched(tuple(hops), self._x.rows(hops[-1].nodes, hops[-1].num_nodes), self._shard.spread.y[batch.seeds])
 
@@ -216,7 +198,7 @@ class ShardedSampled(Shard):
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
         data = self._shard.spread
-        block = padded_block(hop, data.bounds[-1], lambda: self._degrees)
+        block = padded_block(hop.indptr, hop.indices, hop.nodes, data.bounds[-1], lambda: self._degrees)
         if data.relation is None:
             return block
         return block.related(data.relation.rows(hop.edges, hop.indptr[-1:]), self._graph.num_relations)

@@ -260,8 +260,7 @@ class FullGraph(OneByOne):
 
     def rows(self, split: str) -> Tensor:
         """The ids of the split's nodes."""
-        ids: Tensor = getattr(self._graph, split)
-        return ids
+        return getattr(self._graph, split)
 
     def labels(self) -> Tensor:
         """Of all nodes."""
@@ -328,8 +327,7 @@ class OnSplit:
 
     def rows(self, split: str) -> Tensor:
         """The nodes of ``"train"``, ``"val"`` or ``"test"``."""
-        ids: Tensor = getattr(self._split, split)
-        return ids
+        return getattr(self._split, split)
 
     def labels(self) -> Tensor:
         """Of all nodes."""

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
@@ -74,11 +74,15 @@ def let_collect(enabled: bool) -> None:
             (gc.enable if enabled else gc.disable)()
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``: ``modules`` has the module of every public name.
+def lazy_names(
+    package: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of ``package``: ``names`` has the public names of every module.
 
-    A public name stays what it is, whichever module of that name is imported.
+    A public name stays what it is, whichever module of that name is imported. Type checkers read the package's own
+    imports, in which a name that is imported ``as`` itself is public.
     """
+    modules = {name: module for module, listed in names.items() for name in listed}
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -97,7 +101,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return value
 
     sys.modules[package].__class__ = Package
-    return find, lambda: sorted({*vars(sys.modules[package]), *modules})
+    return find, lambda: sorted({*vars(sys.modules[package]), *modules}), list(modules)
 
 
 @contextmanager

@@ -113,7 +113,6 @@ def tiled_csr(
         else:
             indices, needed = positions_in(needed, column), (needed + first).to(torch.int32)
         csr = _packed(row_offsets(row_of[inside], rows), indices)
-        assert csr.work is not None
         # Light rows come by length: those without edges are the last, and are not touched.
         count = int((csr.work.light_len > 0).sum())
         light = {name: getattr(csr.work, name)[:count] for name in ("light_start", "light_len", "light_row")}

@@ -14,6 +14,7 @@ Shapes: n own nodes, h remote nodes, E edges of the own rows, H heads, D feature
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from weft import ops
@@ -29,7 +31,6 @@ from weft.dist.exchange import Collective, Exchange, Staging, make_halo
 from weft.dist.partition import divided_otherwise, own_rows, own_rows_of_transpose, row_offsets, to_block
 from weft.dist.ranks import Ranks
 from weft.dist.shard_csr import shard_csr, tiled_csr
-from weft.dist.spread import Spread
 from weft.graph.graph import Graph
 from weft.graph.labels import Split
 from weft.graph.sparse_features import SparseFeatures
@@ -39,9 +40,98 @@ from weft.ops.csr.adjacency import Adjacency, loop_weights, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.csr.relation_slots import RelationSlots, make_relation_slots
 from weft.ops.launch.backend import rate_and_clock, use_triton
+from weft.ops.sampling.sample_triton import CachedLists, spread_lists
+from weft.ops.sharded.pieces_triton import copy_rows_triton
 from weft.ops.sharded.sharded_spmm import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
-from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
+from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
 
+# ---- Spread: arrays whose rows lie with the ranks that own them, read at any ids.
+#
+# Ranks of one host read peers' memory, without waiting for each other; between machines they request rows of their
+# owners through torch.distributed, and then all ranks have to read at the same time.
+#
+# Shapes: N rows of all ranks, n rows of this one, M ids requested here, A rows that all ranks request of this one.
+
+
+class Spread:
+    """``part [n, ...]``: this rank's rows of an array ``[N, ...]``; ``bounds``: where those of the ranks begin and end.
+
+    All ranks make one together. ``here``: this rank's rows, in the memory that peers read if there is such memory.
+    """
+
+    def __init__(self, part: Tensor, bounds: Sequence[int], ranks: Ranks) -> None:
+        self._ranks, self._bounds, self._parts = ranks, tuple(bounds), ranks.spread(part)
+        self.here = part if self._parts is None else self._parts[ranks.rank]
+        self._lows, self._ends = torch.tensor([self._bounds[:-1], self._bounds[1:]], device=part.device)
+        low, high = self._bounds[ranks.rank : ranks.rank + 2]
+        self._some = low if high > low else 0  # an id that exists, of this rank if it has any
+
+    @cached_property
+    def in_reach(self) -> bool:
+        """Whether kernels on this rank's GPU read the rows of all ranks by their addresses."""
+        parts = self._parts
+        return parts is not None and use_triton(self.here) and all(p.device == self.here.device for p in parts)
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        return address_table([part.view(part.shape[0], self._width) for part in self._parts], self.here.device)
+
+    @property
+    def _width(self) -> int:
+        return math.prod(self.here.shape[1:])
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        """Rows ``[M, ...]`` of the ids ``[M]``, in their order."""
+        return self.rows(ids)
+
+    def rows(self, ids: Tensor, count: Tensor | None = None) -> Tensor:
+        """The same; with ``count [1]`` only the first so many ids exist, and the rows of the others mean nothing."""
+        if self._parts is None:
+            assert count is None, "requests to owners are of ids that exist"
+            return self._requested(ids)
+        ids = ids.long()
+        if count is not None:
+            ids = torch.where(torch.arange(ids.numel(), device=ids.device) < count, ids, self._some)
+        owner = torch.searchsorted(self._ends, ids, right=True)
+        row = ids - self._lows[owner]
+        if self.in_reach:
+            out = self.here.new_empty(1, ids.numel(), self._width)
+            copy_rows_triton(out, *self._table, owner, row, 0, ids.numel())
+            return out.view(ids.numel(), *self.here.shape[1:])
+        out = self.here.new_empty(ids.numel(), *self.here.shape[1:])
+        for rank, part in enumerate(self._parts):  # which may lie on another GPU
+            at = (owner == rank).nonzero().squeeze(1)
+            out[at] = part.index_select(0, row[at].to(part.device)).to(out.device)
+        return out
+
+    def _requested(self, ids: Tensor) -> Tensor:
+        """Rows ``[M, ...]`` from their owners; all ranks request at the same time, some of them perhaps none."""
+        ranks, device, ids = self._ranks, ids.device, ids.long().cpu()
+        owner = torch.searchsorted(torch.tensor(self._bounds[1:]), ids, right=True)
+        order = torch.sort(owner, stable=True).indices
+        requests = torch.bincount(owner, minlength=ranks.ranks).tolist()
+        requested = exchange(torch.tensor(requests), [1] * ranks.ranks, [1] * ranks.ranks, ranks).tolist()
+        rows = exchange(ids[order], requests, requested, ranks) - self._bounds[ranks.rank]  # of this rank [A]
+        received = exchange(self.here.index_select(0, rows.to(self.here.device)).cpu(), requested, requests, ranks)
+        out = torch.empty_like(received)
+        out[order] = received
+        return out.to(device)
+
+    def lists(self, indptr: Tensor) -> CachedLists:
+        """The array as the lists between ``indptr``, for kernels: all of them are in reach."""
+        return spread_lists(self._parts, self._bounds, indptr)
+
+
+def exchange(values: Tensor, give: Sequence[int], get: Sequence[int], ranks: Ranks) -> Tensor:
+    """Send ``give[q]`` rows of ``values`` to rank q, in order; what the others send here, ``get[q]`` rows of each."""
+    received = values.new_empty((sum(get), *values.shape[1:]))
+    with ranks.losses_named():
+        dist.all_to_all_single(received, values.contiguous(), list(get), list(give))
+    return received
+
+
+# ---- The rows of a rank, and the graph that it trains on.
+#
 # Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
 CHUNK_ROWS, MOST_CHUNKS = 1 << 17, 4
 
@@ -223,7 +313,6 @@ class ShardedAdjacency(Adjacency):
 
     def make_relation_slots(self) -> RelationSlots:
         """The slots of own rows, whose means read remote rows."""
-        assert self.relation is not None
         slots = make_relation_slots(self.block().related(self.relation, self.num_relations))
         return replace(slots, means=ExtendedRows(slots.means, self.forward.exchange))
 
@@ -259,7 +348,8 @@ class ShardedAdjacency(Adjacency):
             if not in_place or any(peer.device != x.device for peer in peers):
                 return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
             if self.launch.way == "tiles":
-                return streamed_spmm_triton(x, peers, self._tiles(), self.row_scale)
+                tiles = self.derived("tiles", lambda: tiled_csr(*self._split, self._factors()))
+                return streamed_spmm_triton(x, peers, tiles, self.row_scale)
             table, counts = address_table(peers, x.device)
             schedule = "interleaved" if self.launch.way == "interleaved" else "pipelined"
             return sharded_spmm_triton(x, table, counts, self._csr(), self.row_scale, self.launch, schedule)
@@ -267,9 +357,6 @@ class ShardedAdjacency(Adjacency):
     def _csr(self) -> ShardedCSR:
         ps, chunks = self.launch.ps, min(MOST_CHUNKS, max(1, self.forward.exchange.halo.size // CHUNK_ROWS))
         return self.derived(("csr", ps), lambda: shard_csr(*self._split, ps, self._factors(), chunks))
-
-    def _tiles(self) -> TiledCSR:
-        return self.derived("tiles", lambda: tiled_csr(*self._split, self._factors()))
 
     @property
     def _split(self) -> tuple[Tensor, Tensor, Sequence[int], int]:
@@ -390,7 +477,6 @@ class ShardGraph(Graph):
         x = whole.x
         if isinstance(x, SparseFeatures):
             indptr, indices, weight, first = own_rows(x.matrix, low, high)
-            assert weight is not None
             matrix = Adjacency(indptr.to(device), indices.to(device), x.matrix.num_cols, weight=weight.to(device))
             matrix.first_edge = first
             x = SparseFeatures(matrix)
@@ -438,7 +524,6 @@ class ShardGraph(Graph):
     @cached_property
     def spread(self) -> SpreadGraph:
         """The graph where peers read it; all ranks make it together. Features of this rank lie there from then on."""
-        assert isinstance(self.adj, ShardedAdjacency)
         rows, ranks = self.adj.forward, self._ranks
         degrees = torch.cat(ranks.gather_objects(rows.indptr.diff().cpu())).to(self.device)
         indptr = torch.zeros(degrees.numel() + 1, dtype=torch.int64, device=self.device)

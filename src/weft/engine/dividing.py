@@ -1,19 +1,26 @@
-"""Divide the batches of a group between the host and the trainer: profile and partition."""
+"""Divide the batches of a group between the host and the trainer: profile and partition.
+
+A profile measures the phases of the batches before the group trains; the group's state is unchanged afterwards.
+"""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
+
+from weft.batches.division import profiler
 from weft.batches.division.preparers import Hardware
-from weft.batches.division.profiler import LIMIT_SECONDS
-from weft.batches.division.source import DividedSampled, DividedSampling
+from weft.batches.division.source import DividedSampled
 from weft.batches.sampled import Sampling
-from weft.batches.source import MakeSource
+from weft.batches.source import Batch, MakeSource
 from weft.core.cost import Cost
 from weft.core.division import Division, PhaseTimes
-from weft.core.errors import WeftError
+from weft.core.errors import InputError, WeftError
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.run_options import Placement
@@ -22,9 +29,9 @@ from weft.engine.machine import load_calibration, update_calibration
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.ways import PINNED_SHARE, SPARE_SLOTS, host_workers, strategy_of
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import profile_group
 
 PROFILE_EPOCHS, SHORTEST_PROFILE = 1.7, 1.0  # a profile ends a little later than its limit: within two epochs
+LEAST_REMAINING = 0.5  # of the limit of a profile, however long recordings of its steps take
 DEVICE_BUFFER = 4
 
 
@@ -46,7 +53,7 @@ class Dividing:
             trainer = "gpu" if self.hardware is None else self.hardware.name
             workers = host_workers(self.machine)
             division = Division(1, 1, workers, workers + SPARE_SLOTS, DEVICE_BUFFER, trainer)
-        return DividedSampling(source, division, self.hardware)
+        return partial(DividedSampled, sampling=source, division=division, hardware=self.hardware)
 
     def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[dict[str, Any], str]:
         """Choose a division for ``group``: the fields of its plan as they turned out, and a note for the journal."""
@@ -82,10 +89,60 @@ class Dividing:
         if times is not None:
             return times
         predicted = Cost.from_dict(group.plan.cost).epoch_seconds if group.plan.cost else 0.0
-        limit = LIMIT_SECONDS
+        limit = profiler.LIMIT_SECONDS
         if predicted:
-            limit = min(max(PROFILE_EPOCHS * predicted, SHORTEST_PROFILE), LIMIT_SECONDS)
+            limit = min(max(PROFILE_EPOCHS * predicted, SHORTEST_PROFILE), profiler.LIMIT_SECONDS)
         times = profile_group(group, host_workers(self.machine), limit=limit)
         with suppress(WeftError, OSError):  # a calibration that cannot be written is no reason to stop
             update_calibration(self.machine, lambda before: before.with_phases(key, times))
         return times
+
+
+def divided_source(group: GroupRun) -> DividedSampled | None:
+    """The source of ``group`` if two sides prepare its batches."""
+    source = group.stacks[0].source if group.stacks else None
+    return source if isinstance(source, DividedSampled) else None
+
+
+def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit: float | None = None) -> PhaseTimes:
+    """Phases of the batches of ``group`` with up to ``workers`` threads of the host.
+
+    ``steps`` and ``limit`` (seconds, recordings of steps included): the profiler's own, unless given.
+    """
+    begin = time.perf_counter()
+    steps, limit = profiler.STEPS if steps is None else steps, profiler.LIMIT_SECONDS if limit is None else limit
+    source = divided_source(group)
+    if source is None:
+        raise InputError("only a group whose batches are divided between two sides has phases to measure")
+    train = group.one_step(source)
+    saved = {name: tensor.clone() for name, tensor in group.tensors().items()}
+    pipeline = source.divided
+    pipeline.close()  # its batches would take the room of those that are profiled
+    clocks = [(stack.state.clock, stack.state.clock.clone()) for stack in group.stacks]
+
+    def step(batch: Batch) -> None:
+        train(batch)
+        for clock, before in clocks:  # there are rates for the steps of the training alone
+            clock.copy_(before)
+
+    whole = source.whole_step()
+    alone = None if whole is None else partial(step, whole)
+    if alone is not None:
+        try:
+            alone()
+        except torch.OutOfMemoryError:  # no room to capture a step of its own shape as well
+            alone = None
+    what = profiler.Profiled(
+        pipeline.host,
+        pipeline.device,
+        lambda item: step(source.as_batch(item)),
+        source.hardware.name,
+        pipeline.clock,
+        alone,
+    )
+    remaining = max(limit - (time.perf_counter() - begin), LEAST_REMAINING * limit)
+    try:
+        workers = min(workers, source.slots - 1)
+        return profiler.profile(what.with_named_failures(), source.seeds(), workers, steps, remaining)
+    finally:
+        group.restore(saved)

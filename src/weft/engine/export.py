@@ -33,7 +33,6 @@ def portable(result: Result) -> fx.GraphModule:
     Its code needs nothing of Weft to load, and divides the features as in training.
     """
     model, trained = result.model, result.trained_on
-    assert model is not None and trained is not None  # noqa: PT018
     names = ["edge_index"]
     held = (trained.weighted, trained.num_relations, trained.edge_features is not None)
     of_edges = [name for name, there in zip(OF_EDGES, held, strict=True) if there]
@@ -41,7 +40,6 @@ def portable(result: Result) -> fx.GraphModule:
         from weft.nn.pyg.convert import to_pyg
 
         theirs, traits = to_pyg(model), result.task.traits  # type: ignore[arg-type]
-        assert traits is not None
         reads = {"edge_weight": traits.weighted, "edge_type": traits.relational}
         names += [name for name in of_edges if reads.get(name)]
     else:
@@ -74,7 +72,6 @@ def portable(result: Result) -> fx.GraphModule:
 def _write_safetensors(result: Result, path: Path) -> None:
     from weft.engine.result import weights_of
 
-    assert result.model is not None
     state = {key: value.detach().cpu().clone().contiguous() for key, value in weights_of(result.model).items()}
     about = {"task": result.task.to_dict(), "metrics": result.metrics, "weft": __version__}
     save_atomically(path, state, {"format": "pt", **{key: json.dumps(finite(value)) for key, value in about.items()}})
@@ -84,7 +81,6 @@ def _program(result: Result) -> torch.export.ExportedProgram:
     """The model as a program for any number of nodes N and edges E: ``x [N, F]``, ``edge_index [2, E]``."""
     module, nodes, edges = portable(result), torch.export.Dim("nodes"), torch.export.Dim("edges")
     trained = result.trained_on
-    assert trained is not None
     examples = {  # of the sizes of a small graph: a program is traced, and its values do not matter
         "x": (torch.ones(5, trained.num_features), {0: nodes}),
         "edge_index": (torch.tensor([[0, 1, 2, 3, 4, 1], [1, 2, 3, 4, 0, 0]]), {1: edges}),

@@ -49,7 +49,6 @@ from weft.runtime.group import GroupRun
 from weft.runtime.infer import treat_inputs
 from weft.runtime.modules.convert import stacks_of
 from weft.runtime.modules.settings import check_tasks
-from weft.runtime.profile_division import divided_source
 from weft.sched.admission import refusals
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask
 from weft.sched.task_queue import TaskQueue
@@ -308,6 +307,10 @@ class Job:
 
     def _divide(self, group: GroupRun) -> dict[str, Any]:
         """Divide the batches of ``group`` if both sides can prepare them; the fields of its plan as they turned out."""
+        if not group.stacks or group.stacks[0].source.constant:  # a run on the whole graph imports nothing of sampling
+            return {}
+        from weft.engine.dividing import divided_source
+
         source, hardware = divided_source(group), self._options.hardware
         if source is None:
             return {}
@@ -347,7 +350,6 @@ class Job:
 
     def _save(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write a checkpoint, and the report as it is by then."""
-        assert self._folder is not None
         path = self._folder.save_state(key, group, about)
         self._report()
         return path

@@ -22,11 +22,10 @@ from weft.core.wording import option, switch
 from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.display import display_for
-from weft.engine.events import Broadcast, EventSource, Listener, SweepEvents, TaskEvents
+from weft.engine.events import Broadcast, EventSource, Listener, SweepEvents, TaskEvents, make_logger
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import with_all_splits
 from weft.engine.job import Job
-from weft.engine.loggers.registry import make_logger
 from weft.engine.machine import choose_device
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from weft.batches.sampled import source_for
-from weft.batches.sharded import Shard, ShardedSampling
+from weft.batches.sampled import Sampling, source_for
+from weft.batches.sharded import Shard, ShardedSampled
 from weft.batches.source import MakeSource
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Progress
@@ -252,7 +252,6 @@ class ShardedJob(Job):
                 graph = reordered_graph(graph, ranks.share(nodes))
             shard = ShardGraph(graph, split_by_edges(graph.adj.indptr.cpu().numpy(), ranks.ranks).bounds, ranks)
             self._shards, adj = {key: shard}, shard.adj
-            assert isinstance(adj, ShardedAdjacency)
             way, edges = self._options.sharded, shard.stats().num_edges
             if way is not None:
                 ranks.staging.launch = ShardedLaunch(way=way)
@@ -270,11 +269,11 @@ class ShardedJob(Job):
         if not task.sampled:
             return partial(Shard, ranks=self._ranks)
         source_for(task)  # refuses what no sampled training can do
-        return ShardedSampling(self._ranks, tuple(task.fanouts), task.batch, task.batch_seed)
+        sampling = Sampling(tuple(task.fanouts), task.batch, task.batch_seed)
+        return partial(ShardedSampled, ranks=self._ranks, sampling=sampling)
 
     def _make_session(self, key: str, group: GroupRun, driver: Driver) -> Session:
         session = super()._make_session(key, group, driver)
-        assert isinstance(session, SharedSession)
         session.ranks = self._ranks
         return session
 

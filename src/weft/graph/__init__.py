@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from weft.core.startup import lazy_names
 
 if TYPE_CHECKING:
-    from weft.graph.graph import Graph
-    from weft.graph.sparse_features import SparseFeatures
+    from weft.graph.graph import Graph as Graph
+    from weft.graph.sparse_features import SparseFeatures as SparseFeatures
 
-__all__ = ["Graph", "SparseFeatures"]
-
-_PLACES = {"Graph": "weft.graph.graph", "SparseFeatures": "weft.graph.sparse_features"}
-__getattr__, __dir__ = lazy_names(__name__, _PLACES)
+_MODULES = {
+    "weft.graph.graph": ("Graph",),
+    "weft.graph.sparse_features": ("SparseFeatures",),
+}
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -13,8 +13,7 @@ from weft.nn.epilogue import Ending
 from weft.nn.features import Features, as_dense, own_rows, transform, transform_own
 from weft.nn.initial import ZEROS, glorot
 from weft.ops import Adjacency
-from weft.ops.csr.relation_slots import RelationSlots, relation_slots
-from weft.ops.dense.chunk_matmul import chunk_matmul
+from weft.ops.csr.relation_slots import RelationSlots, chunk_matmul, relation_slots
 
 
 class RGCNConv(Conv):

@@ -125,7 +125,6 @@ class OverlappedSteps:
                 self._notes.append(NOT_CAPTURED.format("sampling and fetching run", slot.fetch.reason))
         else:
             slot.batch.copy_(batch)
-        assert slot.fetch is not None
         slot.fetch()
         self._full[buffer].record(self._stream)
         return slot
@@ -197,7 +196,6 @@ class SteppedEpoch:
     def train_on(self, batch: Batch | BatchSlot) -> None:
         """One step of every stack."""
         if isinstance(batch, BatchSlot):
-            assert self._overlapped is not None
             self._overlapped.train(batch)
             return
         if self._record and batch.shape is not None:

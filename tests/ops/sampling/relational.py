@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sampling.relations import RelationRows
+from weft.ops.sampling.reference import RelationRows
 
 NODES, RELATIONS = 30, 3
 

@@ -35,7 +35,7 @@ def test_hops_with_compaction(launches):  # noqa: F811
 @pytest.mark.parametrize("fanouts", [(2, 3, 1), (0, 40, 2)], ids=str)
 def test_per_relation(launches, fanouts):  # noqa: F811
     from tests.ops.sampling.relational import related_csr, rows_of
-    from weft.ops.sampling.relations_triton import launch_sample_relations
+    from weft.ops.sampling.sample_triton import launch_sample_relations
 
     counts, rows = torch.tensor(fanouts, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
     for table in (None, torch.zeros(30, dtype=torch.int32)):
@@ -58,8 +58,7 @@ def test_reservoir(launches, fanout):  # noqa: F811
 
 @pytest.mark.parametrize("offset", ["int", "long long"])
 def test_the_paper_s_sampler_in_cuda(offset):
-    from weft.ops.launch.nvrtc import compile_cuda, nvrtc
-    from weft.ops.sampling.paper_cuda import SOURCE
+    from weft.ops.sampling.paper_cuda import SOURCE, compile_cuda, nvrtc
 
     if nvrtc() is None:
         with pytest.raises(InputError, match="there is no NVRTC library"):

@@ -11,8 +11,7 @@ from tests.ops.sampling.relational import NODES, RELATIONS, related_csr, rows_of
 from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.reference import HopSample, make_clock
-from weft.ops.sampling.relations import RelationRows, picks_at_most, sample_relations_torch
+from weft.ops.sampling.reference import HopSample, RelationRows, make_clock, picks_at_most, sample_relations_torch
 
 SEEDS = torch.tensor([0, 3, 29, 7, 0, 12, 26, 24], dtype=torch.int32)
 FANOUTS = [(2, 3, 1), (0, 5, 0), (-1, 2, 4), (-1, -1, -1), (60, 1, 0), (1, 1, 1)]

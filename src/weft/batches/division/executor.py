@@ -197,7 +197,6 @@ class _Running:
     def _prepare_on_device(self, batch: int) -> Any:
         """Prepare in this thread; returns the mark in front of it."""
         device, clock, trainer = self._pipeline.device, self._pipeline.clock, self._division.trainer
-        assert device is not None
         marks, item = [clock.mark()], self._seeds[batch]
         with named_failures(f"phase 'batching_{trainer}' failed at batch {batch}"):
             for phase, work in (("batching", device.batch), ("transfer", device.read)):
@@ -217,7 +216,6 @@ class _Running:
                 try:
                     # Prepare or transfer one batch.
                     host = self._pipeline.host
-                    assert host is not None
                     with self._changed:
                         batch = number - self._before
                         seeds = self._seeds[batch] if batch < len(self._seeds) else self._then[batch - len(self._seeds)]

@@ -13,28 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.batches.block import PaddedAdjacency
 from weft.batches.division.executor import DividedPipeline
 from weft.batches.division.preparers import Gpu, Hardware, PaddedItem, Parts
 from weft.batches.sampled import DeviceBatch, Sampled, Sampling
-from weft.batches.sampler import SeedBatch
+from weft.batches.sampler import SeedBatch, padded_block
 from weft.batches.source import Batch, SourceRequest
 from weft.core.division import Division
 
 SPARE_SLOTS = 2  # beyond the division's, for a profile that runs before it
-
-
-@dataclass(frozen=True)
-class DividedSampling:
-    """How to sample, how to divide the preparation, and by which hardware (None: the GPU)."""
-
-    sampling: Sampling
-    division: Division
-    hardware: Hardware | None = None
-
-    def __call__(self, request: SourceRequest) -> DividedSampled:
-        """The source of a stack."""
-        return DividedSampled(request, self)
 
 
 @dataclass(frozen=True)
@@ -51,27 +37,31 @@ class PreparedBatch(Batch):
 
     def prepared(self) -> Batch:
         """With blocks, labels and features."""
-        assert self.make is not None
         return self.make(self)
 
 
 class DividedSampled(Sampled):
-    """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs."""
+    """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs.
 
-    def __init__(self, request: SourceRequest, divided: DividedSampling) -> None:
+    ``hardware``: what prepares batches with the host (None: the GPU).
+    """
+
+    def __init__(
+        self, request: SourceRequest, sampling: Sampling, division: Division, hardware: Hardware | None = None
+    ) -> None:
         self._expected: int | None = None
         self._listed: dict[int, list[SeedBatch]] = {}  # batches of the next epoch, once they were listed
         # Padded batches of the host have no relations; blocks that are not padded have.
-        captured = divided.sampling.captured and not request.graph.num_relations
-        super().__init__(request, replace(divided.sampling, captured=captured))
-        self.hardware: Hardware = divided.hardware or Gpu()
-        self.slots = max(divided.division.pinned_batches, divided.division.workers + SPARE_SLOTS)
+        captured = sampling.captured and not request.graph.num_relations
+        super().__init__(request, replace(sampling, captured=captured))
+        self.hardware: Hardware = hardware or Gpu()
+        self.slots = max(division.pinned_batches, division.workers + SPARE_SLOTS)
         degrees = "sampled" if request.subgraph or self._apart else "full"
         parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured)
         preparers = self.hardware.preparers(parts)
         # A captured step samples and reads the device's own batches itself.
         inside = (lambda seeds: self._device_batch(seeds.epoch, seeds.batch)) if self._captured else None
-        self.divided = DividedPipeline(divided.division, preparers.host, preparers.device, preparers.clock, inside)
+        self.divided = DividedPipeline(division, preparers.host, preparers.device, preparers.clock, inside)
 
     @property
     def division(self) -> Division:
@@ -147,19 +137,12 @@ class DividedSampled(Sampled):
         )
 
     def _with_blocks(self, batch: PreparedBatch) -> Batch:
-        assert batch.nodes is not None
-        assert batch.features is not None
-        nodes = batch.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
-
-        def block(indptr: Tensor, indices: Tensor, sources: Tensor) -> PaddedAdjacency:
-            def full() -> tuple[Tensor, Tensor]:
-                scale, degree = self._sampler.full_degrees
-                return scale.index_select(0, sources), degree.index_select(0, sources[: indptr.numel() - 1])
-
-            return PaddedAdjacency(indptr, indices, sources.numel(), full=full)
-
+        nodes, count = batch.nodes, self._graph.num_nodes
         widths = [indptr.numel() - 1 for indptr, _ in batch.hops[1:]] + [nodes.numel()]
-        blocks = [block(*hop, nodes[:width]) for hop, width in zip(batch.hops, widths, strict=True)]
-        labelled = nodes[: batch.rows.numel()].to(self._graph.y.device)
+        blocks = [
+            padded_block(indptr, indices, nodes[:width], count, lambda: self._sampler.full_degrees)
+            for (indptr, indices), width in zip(batch.hops, widths, strict=True)
+        ]
+        labelled = nodes[: batch.rows.numel()].clamp(0, count - 1).long().to(self._graph.y.device)
         y = self._graph.y.index_select(0, labelled).to(self._device)
         return Batch(batch.features, tuple(reversed(blocks)), y, batch.rows, batch.share)

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from weft.core.settings import most_picks
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
-from weft.ops.sampling.reference import HopSample, check_fanout, check_slots
-from weft.ops.sampling.relations import RelationFanouts
-from weft.ops.sampling.relations_triton import launch_sample_relations
-from weft.ops.sampling.sample_triton import CachedLists, launch_sample
+from weft.ops.sampling.reference import HopSample, RelationFanouts, check_fanout, check_slots
+from weft.ops.sampling.sample_triton import CachedLists, launch_sample, launch_sample_relations
 
 EMPTY = 2**31 - 1
 

@@ -127,7 +127,6 @@ def _fetch(
                 for task in range(part.shape[0]):  # each a run of bytes, which the copy engine takes
                     part[task].copy_(peers[tile.owner][task, tile.first : tile.last], non_blocking=True)
             else:
-                assert table is not None
                 owner = torch.full_like(tile.needed, tile.owner)
                 copy_rows_triton(part, *table, owner, tile.needed, 0, tile.rows)
             arrived.append(None if side is None else side.record_event())

@@ -248,7 +248,6 @@ class Evaluation:
         if not self._plain:
             return self._by_calls(logits)
         chosen = self._of_all_ranks(logits.index_select(-2, self._rows).float(), -2)
-        assert self.objective.per_row is not None
         losses = self.objective.per_row(chosen, self._target)
         if self._metric is accuracy:
             # Both are means over rows: one pass for both, which counts where an epoch is all small kernels.

@@ -11,8 +11,8 @@ from tests.ops.sampling.graphs import CLOCK, assert_same_sample
 from tests.ops.sampling.relational import NODES, related_csr, rows_of
 from weft.batches.sampler import TritonHops, cpu_hops
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.relations import RelationFanouts, sample_relations_torch
-from weft.ops.sampling.relations_triton import launch_sample_relations
+from weft.ops.sampling.reference import RelationFanouts, sample_relations_torch
+from weft.ops.sampling.sample_triton import launch_sample_relations
 
 SEEDS = torch.tensor([0, 3, 29, 7, 0, 12], dtype=torch.int32)
 
