@@ -491,7 +491,7 @@ def _spec(task: Any, registry: Registry, unread: dict[str, str]) -> dict[str, An
         most = f"a task may have {MOST_SETTINGS_BYTES:,}"
         raise BadRequestError(f"the settings of a task have {size:,} bytes, and {most}; put data into the graph", 413)
     for key, value in settings.items():
-        if key != "model_args" and varies(key, value):
+        if key not in ("model_args", "fanout") and varies(key, value):
             raise BadRequestError(f"{key} lists several values; send each task of a sweep, as `weft submit` does")
     if "graph" in settings and not isinstance(settings["graph"], str):
         raise BadRequestError("graph must be a name or a path inside the graphs folder")
