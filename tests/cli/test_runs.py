@@ -41,6 +41,24 @@ def test_runs_on_disk(weft, tmp_path, monkeypatch):
     assert err == "weft: error: nowhere: no such folder; give the one that --out of your runs lies in\n"
 
 
+def test_a_task_that_was_fetched_from_a_server_is_a_run(weft, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text(SPEC)
+    assert weft("run", "s.toml", "--device", "cpu", "--set", "seed=0", "--set", "model.hidden=4")[0] == 0
+    for file in ("events.jsonl", "report.html", "checkpoint.safetensors"):  # which are not fetched
+        Path("runs/s", file).unlink()
+    answers = Path("runs/answers")
+    answers.mkdir()
+    (answers / "predictions.safetensors").touch()
+    (answers / "result.json").write_text(json.dumps({"format": 1, "kind": "inference", "task": {"graph": "demo"}}))
+    code, out, _ = weft("ls")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "1 of 1  val accuracy 0." in out
+    code, _, err = weft("predict", "runs/answers")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is of an inference task; its logits are in predictions.safetensors" in err
+
+
 class Net(nn.Module):
     def __init__(self, features, classes, width):
         super().__init__()

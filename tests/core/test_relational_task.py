@@ -6,6 +6,7 @@ import pytest
 
 from weft.core.compatibility import padding_obstacle, stack_obstacle
 from weft.core.errors import SpecError
+from weft.core.sweep import Sweep
 from weft.core.task import Task
 
 
@@ -24,3 +25,12 @@ def test_what_stacks():
     assert stack_obstacle([bases, bases.with_values(lr=0.1, hidden=16)], False) is None
     assert padding_obstacle(bases) is None
     assert "blocks are equal parts" in padding_obstacle(Task(graph="g", model="rgcn", blocks=4))
+
+
+@pytest.mark.parametrize("fanout", [[{"each": 2}, {"each": 1}], [[2, 1, 0], [1, 1, 1]], [[2, 1, 0], 3]])
+def test_a_list_of_tasks_may_have_fan_outs_per_relation(fanout):
+    tasks = [Task(graph="g", model="rgcn", fanout=fanout, seed=seed, name=f"s{seed}") for seed in (0, 1)]
+    for given in (tasks, [*tasks, Task(graph="g", model="gcn", name="whole")]):
+        sweep = Sweep.from_tasks(given)
+        assert [task.fanout for task in sweep.tasks()] == [task.fanout for task in given]
+        assert Sweep.from_dict(sweep.to_dict()).tasks() == sweep.tasks()

@@ -12,7 +12,7 @@ import torch
 
 from tests.serve.direct_queue import DirectQueue, problems
 from weft.core import gpus
-from weft.core.errors import InputError, SpecError
+from weft.core.errors import GraphError, InputError, SpecError
 from weft.core.settings import Callback
 from weft.core.task import Task
 from weft.runtime.checkpoint import FILE, read_checkpoint, write_checkpoint
@@ -106,6 +106,14 @@ def test_the_registry():
     for name in ("mine.models:Other", "os:system", "mine.models", "", None, "other.sub:X"):
         with pytest.raises(BadRequestError, match="not in the registry"):
             registry.check_model(name)
+
+
+def test_graphs_that_are_generated():
+    for graph in ("demo", "shape:cora", "shape:cora?scale=0.5", "planted:relations", "planted:relations?nodes=500"):
+        assert Registry().graph_path(graph) is None
+    for graph, words in (("shape:core", "did you mean 'cora'"), ("planted:classes", "planted:relations is the only")):
+        with pytest.raises(GraphError, match=words):
+            Registry().graph_path(graph)
 
 
 def test_graphs_that_would_be_downloaded(tmp_path):

@@ -13,12 +13,13 @@ import weft
 from tests.serve.direct_queue import DirectQueue
 from weft.core.errors import InputError, WeftError
 from weft.core.wording import option
-from weft.serve.client import Client, ServerError
+from weft.serve.client import Client, ServerError, SubmittedSweep
 from weft.serve.queue_db import QueueError, Submission
 
 NAME = "c7b4f0a1d2e3"
 TASK = weft.Task(graph="demo", model="gcn")
 HUGE = 10**400
+SWEEP = SubmittedSweep(None, "rates-1", [{"id": NAME}, {"id": "00"}])
 
 
 class Recorded(Client):
@@ -131,6 +132,21 @@ def test_one_task_to_come_after_is_a_list_of_one(client, after):
     client.submit(TASK, after=after)
     client.infer(NAME, after=after)
     assert [body["after"] for _, _, body in client.sent] == [[NAME], [NAME]]
+
+
+@pytest.mark.parametrize("after", ["rates-1", ["rates-1"], SWEEP, [SWEEP]])
+def test_what_comes_after_a_sweep_comes_after_all_of_its_tasks(client, monkeypatch, after):
+    monkeypatch.setattr(client, "tasks", lambda sweep: [{"id": NAME}, {"id": "00"}] if sweep == "rates-1" else [])
+    client.submit(TASK, after=after)
+    client.infer(NAME, after=after)
+    assert [body["after"] for _, _, body in client.sent] == [[NAME, "00"]] * 2
+
+
+@pytest.mark.parametrize("call", ["logs", "result", "infer"])
+def test_a_sweep_where_one_task_is_needed(client, call):
+    with pytest.raises(InputError, match="rates-1 is a sweep; give one of its tasks: weft queue list --sweep rates-1"):
+        getattr(client, call)("rates-1")
+    assert client.sent == []
 
 
 @pytest.mark.parametrize("call", ["show", "cancel", "pause", "resume", "logs", "result"])

@@ -117,3 +117,24 @@ def test_it_shows_one_task_and_lays_curves_over_each_other(server, width):
     text = chromium(f"{server.url}/#curves=s-1", f"--window-size={width},1400", "--dump-dom")
     curve = text[text.index('id="curve"') : text.index('id="details"')]
     assert curve.count("<title>lr=") == 8  # four tasks, loss and score
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_it_counts_the_workers_of_ranks_and_offers_predictions(tmp_path):
+    process = ServeProcess(tmp_path, "--no-auth", "--workers", "2").start()
+    client = weft.Client(process.url)
+    [trained] = client.wait(client.submit(weft.Task(**TASK)), 60)
+    [asked] = client.wait([client.infer(trained["id"], nodes="test")], 60)
+    client.submit(weft.Task(**{**TASK, "epochs": 100_000}), ranks=2)
+    deadline = time.monotonic() + 60
+    while not client.tasks("running"):
+        assert time.monotonic() < deadline, client.tasks()
+        time.sleep(0.1)
+    text = chromium(f"{process.url}/#task={asked['id']}", "--window-size=1280,1400", "--dump-dom")
+    process.stop()
+    assert "on 2 ranks of cpu" in text
+    assert "0 of 2 workers idle" in text
+    assert "an inference task has no learning curve" in text
+    details = text[text.index('id="details"') : text.index('id="search"')]
+    assert all(f">{words}</button>" in details for words in ("predictions", "result", "log"))
+    assert ">weights</button>" not in details

@@ -180,6 +180,17 @@ def test_a_graph_of_the_operators_folder_and_a_model_that_is_allowed(anna):
     assert "secret" not in str(task)
 
 
+def test_a_fetched_result_names_its_graph_as_it_was_submitted(server, anna, tmp_path):
+    [task] = anna.submit(weft.Task(graph="ours", model="gcn", hidden=8, epochs=3))
+    asked = anna.infer(task["id"], nodes=[3])
+    assert [one["state"] for one in anna.wait([task, asked], 60)] == ["done", "done"]
+    for name in (task["id"], asked["id"]):
+        text = (anna.fetch(name, tmp_path) / "result.json").read_text()
+        assert json.loads(text)["task"]["graph"] == "ours"
+        assert str(server.folder) not in text
+    assert weft.read(tmp_path / task["id"], graph=weft.load("demo")).metrics["epochs_run"] == 3
+
+
 def test_commands(server, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_SERVER", server.url)
     monkeypatch.setenv("WEFT_TOKEN", ANNA)

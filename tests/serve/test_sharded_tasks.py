@@ -130,6 +130,16 @@ def test_a_rank_that_is_killed_while_it_starts_costs_an_attempt_and_not_the_task
     assert errors == ["rank 1 of 2 was killed before it had started (signal 9)"]
 
 
+def test_the_memory_of_all_ranks_is_measured(queue):
+    name = submit(queue, {"epochs": 100_000, "seed": 41})
+    [rank] = wait_for_checkpoint(queue, name)[1]
+    resident = int(Path(f"/proc/{rank}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    queue.until(lambda: [one["held"] for one in queue.supervisor.view["running"]] > [0.9 * resident])
+    queue.db.cancel(name)
+    queue.supervisor.wake()
+    queue.wait([name])
+
+
 def test_cancelling_ends_all_ranks(queue):
     name = submit(queue, {**LONG, "epochs": 100_000})
     _, ranks = wait_for_checkpoint(queue, name)

@@ -14,8 +14,9 @@ from tests.serve.test_supervisor import same
 from weft.core.errors import InputError
 from weft.core.run_options import RunOptions, options_of
 from weft.core.units import parse_bytes
+from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Submission
-from weft.serve.submissions import Registry, read_submissions
+from weft.serve.submissions import Registry, read_request, read_submissions
 
 QUEUED = [row.name for row in options_of("queue")]
 NOT_QUEUED = {"device": "cpu", "log": ("csv:a.csv",), "batches": [1], "hardware": None}
@@ -164,6 +165,41 @@ def test_options_are_for_trainings():
 class AnyFile(Registry):
     def weights_path(self, weights):
         return weights
+
+
+def requested(tmp_path, request):
+    options = ServeOptions(tmp_path / "queue.db", devices=("cpu",))
+    return read_request(json.dumps(request).encode(), "me", options, Registry(), str)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"features": "gpu"}, {"topology": "cached"}, {"sampler": "paper"}, {"division": 0.5}, {"overlap": True},
+     {"weave": "concurrent"}, {"ranks": 2, "peers": "ipc"}, {"ranks": 2, "sharded": "tiles"}],
+    ids=lambda options: list(options)[-1],
+)  # fmt: skip
+def test_what_needs_a_gpu_is_refused_by_a_server_without_one_before_it_is_queued(tmp_path, options):
+    tasks = TWO if "ranks" in options or "weave" in options else [{**SAMPLED, "lr": lr} for lr in (0.01, 0.02)]
+    with pytest.raises(weft.SpecError) as of_run:
+        weft.run([weft.Task(**task) for task in tasks], device="cpu", options=RunOptions.of(**options))
+    with pytest.raises(InputError) as of_queue:
+        requested(tmp_path, {"tasks": tasks, **options})
+    assert str(of_queue.value) == str(of_run.value)
+    assert requested(tmp_path, {"tasks": tasks})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"heads": 4}, {"momentum": 0.9}, {"mode": "full", "batch": 64}, {"convert": True}, {"plateau": {"factor": 0.5}}],
+    ids=lambda settings: list(settings)[-1],
+)  # fmt: skip
+def test_a_setting_without_effect_is_refused_before_it_is_queued(settings):
+    task = {**TASK, "name": "one", **settings}
+    with pytest.raises(weft.SpecError, match="would have no effect") as of_run:
+        weft.run(weft.Task(**task), device="cpu")
+    with pytest.raises(InputError) as of_queue:
+        read_submissions({"task": task}, Registry(), "me", str)
+    assert str(of_queue.value) == str(of_run.value)
 
 
 # ---- in a server ----------------------------------------------------------------------------------------------

@@ -96,6 +96,28 @@ def test_what_is_fetched_is_what_a_run_leaves(server, client, tmp_path):
     assert "rates: 4 trainings on demo" in (folder / "report.html").read_text()
 
 
+def test_tables_and_fan_outs_per_relation_are_fetched_as_a_run_leaves_them(client, tmp_path):
+    sampled = {"mode": "sampled", "batch": 128}
+    tables = [
+        {"model": "rgcn", "bases": [2, 4]},
+        {"model": "rgcn", "bases": 2, **sampled, "fanout": [{"each": 2}, {"each": 1}]},
+        {"model": "gcn"},
+    ]
+    sweep = weft.Sweep("planted:relations?nodes=200", epochs=2, hidden=8, tasks=tables, name="tables")
+    every = weft.Sweep("demo", model="gcn", epochs=2, hidden=8, tasks=[{"mode": "full"}, sampled], lr=[0.01, 0.02])
+    shared = weft.Sweep("demo", model=["gcn", "gat"], heads=2, batch=64, mode=["full", "sampled"], epochs=2, hidden=8)
+    for number, work in enumerate((sweep, every, shared)):
+        submitted = client.submit(work).wait(120)
+        assert {task["state"] for task in submitted} == {"done"}
+        result = submitted.result(tmp_path / "fetched")
+        with one_thread():
+            weft.run(work, device="cpu", progress=False, out=tmp_path / str(number))
+        own = weft.read(tmp_path / str(number))
+        assert result.sweep == own.sweep
+        assert [member.name for member in result] == [member.name for member in own] == [t["name"] for t in submitted]
+        assert [member.task for member in result] == [member.task for member in own]
+
+
 def test_the_shell_works_on_a_sweep_by_its_name(server, client, tmp_path):
     spec = tmp_path / "widths.toml"
     spec.write_text('graph = "demo"\nseed = [0, 1]\n[model]\nname = "gcn"\nhidden = [8, 16]\n[train]\nepochs = 20\n')

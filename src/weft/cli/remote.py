@@ -54,7 +54,7 @@ def _client(server: str | None, token: str | None) -> Client:
 SUBMITTED = (
     ShellOption("key", str, "The same key queues the same work only once.", shown="none"),
     ShellOption("priority", int, "Higher is considered first.", default=0),
-    ShellOption("after", list[str], "Start when this task is done; repeat.", "TASK"),
+    ShellOption("after", list[str], "Start when this task, or this sweep, is done; repeat.", "NAME"),
     ShellOption(
         "deadline",
         str,

@@ -27,8 +27,9 @@ def ls(
     """List the runs in FOLDER: model and graph, tasks done, the best settings by their mean over seeds, and when."""
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder; give the one that --out of your runs lies in")
-    journals = sorted(file for file in folder.rglob(JOURNAL) if "tasks" not in file.relative_to(folder).parts)
-    runs = [_describe(file.parent) for file in journals]
+    files = [*folder.rglob(JOURNAL), *folder.rglob(RESULT)]  # what was fetched of one task has no journal
+    places = {file.parent for file in files if "tasks" not in file.relative_to(folder).parts}
+    runs = [_describe(place) for place in sorted(places) if not (place / "predictions.safetensors").exists()]
     if json:
         for run in runs:
             print(jsonlib.dumps(run))
@@ -72,7 +73,8 @@ def compare(
 
 def _describe(folder: Path) -> dict[str, Any]:
     """One run as a row; what cannot be read is said in place of the best settings."""
-    when = datetime.fromtimestamp((folder / JOURNAL).stat().st_mtime)
+    file = next(folder / name for name in (JOURNAL, RESULT) if (folder / name).exists())
+    when = datetime.fromtimestamp(file.stat().st_mtime)
     row = dict.fromkeys(COLUMNS, "") | {"run": str(folder), "ended": f"{when:%Y-%m-%d %H:%M}"}
     try:
         data = _read(folder / RESULT)

@@ -388,9 +388,21 @@ class RunOptions(_Options):
 
     def check_device(self, kind: str) -> None:
         """A :class:`SpecError` for options that a run on devices of ``kind`` would not read."""
-        if self.sharded is not None and kind != "cuda":
-            reason = "is a kernel of GPUs; ranks on a CPU copy remote rows first: leave it out"
-            raise SpecError(f"{option('sharded', self.sharded)} {reason}")
+        lie = "needs a GPU; on a CPU they lie in memory ('host') or files ('disk')"
+        batches, weave = "would have no effect: on a CPU the host prepares all batches", self.weave == "concurrent"
+        refused = {
+            "sharded": "is a kernel of GPUs; ranks on a CPU copy remote rows first: leave it out",
+            "peers": "is memory of GPUs; ranks on a CPU share files in memory: leave it out",
+            "weave": weave and "needs a GPU: a CPU runs one operator at a time; leave it out",
+            "features": self.placement.features == "gpu" and lie,
+            "topology": self.placement.topology in ("gpu", "cached") and lie,
+            "sampler": "needs a GPU; a CPU has the default sampler alone",
+            "division": self.hardware is None and batches,
+            "overlap": batches,
+        }
+        for name, value in self.given.items() if kind != "cuda" else ():
+            if refused.get(name):
+                raise SpecError(f"{option(name, value)} {refused[name]}")
 
     def check_joins(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` if ``weave`` joins none of ``tasks``, all that there are; in a queue others may come."""

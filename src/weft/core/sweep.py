@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.search_space import Branch, Choice, Range, Space, from_table
-from weft.core.settings import ARGS, Labels, Rule, describe, identity
+from weft.core.settings import ARGS, Labels, Rule, describe, identity, plain_hop
 from weft.core.task import (
     LOOP_SETTINGS,
     OPTIMIZER_GIVEN,
@@ -79,6 +79,12 @@ def joined_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any
 def setting_of(task: Task, key: str, absent: Any = None) -> Any:
     """The value of a setting by the name that :attr:`Sweep.varying` gives it; ``absent`` for a missing argument."""
     return task.model_args.get(key.removeprefix(ARGS), absent) if key.startswith(ARGS) else getattr(task, key)
+
+
+def single(task: Task, key: str) -> Any:
+    """The value of a setting for a sweep: a fan-out per relation, which looks like several, as the only one."""
+    hops = [plain_hop(hop) for hop in task.fanout] if key == "fanout" and task.fanout else None
+    return setting_of(task, key) if hops is None else [hops] if is_grid(key, hops) else hops
 
 
 def gives(task: Task, key: str) -> bool:
@@ -452,10 +458,10 @@ class Sweep:
         chosen = [key for key in shared if gives(first, key)]
         if first.traits is not None:  # a named model has the usual value of a setting that is left out
             chosen = [key for key in chosen if key.startswith(ARGS) or getattr(first, key) != getattr(usual, key)]
-        settings = joined_args({key: setting_of(first, key) for key in chosen}, whole=True)
+        settings = joined_args({key: single(first, key) for key in chosen}, whole=True)
         given_keys = [[key for key in names if key not in shared and gives(task, key)] for task in tasks]
         entries = [
-            {"name": task.name} | joined_args({key: setting_of(task, key) for key in keys}, whole=True)
+            {"name": task.name} | joined_args({key: single(task, key) for key in keys}, whole=True)
             for task, keys in zip(tasks, given_keys, strict=True)
         ]
         return cls(tasks=[{k: v for k, v in e.items() if k != "name" or v} for e in entries], name=name, **settings)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, OutOfMemoryError, SpecError, TrainingError
-from weft.core.run_options import PEERS
+from weft.core.run_options import RunOptions
 from weft.core.units import show_bytes
 from weft.core.wording import option
 
@@ -215,12 +215,7 @@ def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
     ``distinct``: no two ranks are on one GPU.
     """
     shown = option("peers", peers)  # as in a shell, or in Python
-    if peers not in PEERS:
-        raise SpecError(f"{shown} must be one of {', '.join(PEERS)}")
-    if peers == "auto":
-        return
-    if device.type != "cuda":
-        raise SpecError(f"{shown} is memory of GPUs; ranks on a CPU share files in memory: leave it out")
+    RunOptions(peers=peers).check_device(device.type)
     if peers in BACKENDS and not distinct:
         raise SpecError(
             f"{shown} needs a GPU per rank, and here ranks share one; use {option('peers', 'ipc')}, or leave it out"

@@ -307,14 +307,10 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
             free = room - (options.placement.cache or 0)
             placement = evaluate_by_layers(similar[0], len(similar), placement, estimator, free)
         placements[key] = placement
-    device, hosted = estimator.machine.device, any(p.read_by_gpu and not p.on_device for p in placements.values())
-    reason = "on a CPU the host prepares all batches"
-    if device == "cuda":
+    hosted = any(p.read_by_gpu and not p.on_device for p in placements.values())
+    if options.placement.division is not None and options.hardware is None and not hosted:
         reason = "features and edges lie on the GPU, which prepares all batches; give features='host'"
-    for name, value in options.placement.given.items():
-        unread = {"division": options.hardware is None and (device == "cpu" or not hosted), "overlap": device == "cpu"}
-        if unread.get(name):
-            raise SpecError(f"{option(name, value)} would have no effect: {reason}")
+        raise SpecError(f"{option('division', options.placement.division)} would have no effect: {reason}")
     return estimator.with_placements(placements) if placements else estimator
 
 

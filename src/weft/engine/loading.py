@@ -181,6 +181,8 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SpecError(f"{file}: cannot be read ({error})") from None
     check_format(data, file)
+    if data.get("kind") == "inference":
+        raise SpecError(f"{file}: is of an inference task; its logits are in predictions.safetensors beside it")
     return data
 
 

@@ -79,6 +79,7 @@ def plan(
         options.check_tasks(tasks)
         options.check_joins(tasks)
     there = find_machine(machine)
+    options.check_device(there.device)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
     if kinds:  # the rows of a tuned sweep, and the most that all trials take

@@ -126,6 +126,7 @@ def run(
     trials = map(trial_name, range(MOST_COPIES * (options.trials or 0)))
     control.expect(trials if kinds else (task.label for task in tasks))
     target = choose_device(options.device) if report is None else device_of(report, options.device)
+    options.check_device(target.type)
     if options.ranks > 1:
         from weft.dist.launch import is_first_rank, leave_if_imported_by_a_rank, start_ranks  # not for one rank
 
@@ -170,7 +171,6 @@ def run(
 
             stack.enter_context(_lost_ranks_explained(folder))
             spread = torch.device(target.type) if options.device in ("auto", "cuda") else target
-            options.check_device(spread.type)
             # The other ranks decide nothing: rank 0 sends them what it decided. Each keeps to the budget on its device.
             as_rank = RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded, budget=limit)
             arguments = (tuple(tasks), as_rank)

@@ -28,14 +28,6 @@ MOST_ROWS = 1 << 16  # nodes of a chunk
 def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placement) -> Iterator[DataPlacement]:
     """Placements to try, each taking less of the device than the one before; caches still without any bytes."""
     if machine.device != "cuda":  # a CPU has memory and files; a cache may stand before the files
-        for name in ("features", "topology"):
-            tier = getattr(options, name)
-            if tier == "gpu" or (tier == "cached" and name == "topology"):
-                raise SpecError(
-                    f"{option(name, tier)} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')"
-                )
-        if options.sampler != "default":
-            raise SpecError(f"{option('sampler', options.sampler)} needs a GPU; a CPU has the default sampler alone")
         topology = options.topology or "host"
         if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
             yield DataPlacement("cached", topology, policy=policy_of(options, False))

@@ -309,7 +309,8 @@ class GroupDraft:
     def start(self, places: tuple[str, ...], why: str, now: float, neighbours: str = "") -> GroupStart:
         """The start of the group with a rank on each of ``places``; ``neighbours``: the end of the reason."""
         group, members = self.footprint(now), tuple(member.id for member in self.members)
-        why += f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
+        others = len(members) - 1
+        why += f"; fused with {others} other{'s' * (others > 1)} of the same kind" if others else ""
         why += f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
         return GroupStart(
             device=places[0],

@@ -363,6 +363,8 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
 
     def downloading(name: str, kind: str, ending: str) -> Callable[..., Any]:
         async def download(task: str) -> Response:
+            if name == "result.json":
+                return Response(await _in(service.reads, service.result, task), media_type=kind)
             path = await _in(service.reads, service.file, task, name)
             return FileResponse(path, media_type=kind, filename=f"{task}{ending}" if ending else None)
 

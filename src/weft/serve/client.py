@@ -65,6 +65,8 @@ def task_id(task: TaskId) -> str:
     if not isinstance(name, str):
         what = "a dict without an id" if isinstance(task, Mapping) else _kind(task)
         raise InputError(f"expected the id of a task, or a task as submit returns it, not {what}")
+    if is_sweep(name):
+        raise InputError(f"{name[:SHOWN]} is a sweep; give one of its tasks: weft queue list --sweep {name[:SHOWN]}")
     if not AN_ID.fullmatch(name):
         raise InputError(f"there is no task {name[:SHOWN]!r}; ids are hexadecimal, such as 3f2a9c41d0be")
     return name
@@ -211,7 +213,7 @@ class Client:
         *,
         key: str | None = None,
         priority: int = 0,
-        after: TaskId | Sequence[TaskId] = (),
+        after: Named | Sequence[Named] = (),
         budget: str | int | None = None,
         deadline: float | None = None,
         time_limit: float | None = None,
@@ -224,9 +226,9 @@ class Client:
         """Queue a task, or every task of a sweep, all or none; returns them as the server shows them.
 
         ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``:
-        tasks that must be done before. ``deadline``: seconds since 1970. ``time_limit``: seconds that each task may
-        run in all, after which it is ended. ``budget`` (bytes that each task may take), ``ranks``, ``placement`` and
-        ``options`` are those of :func:`weft.run`.
+        tasks, or sweeps, that must be done before. ``deadline``: seconds since 1970. ``time_limit``: seconds that each
+        task may run in all, after which it is ended. ``budget`` (bytes that each task may take), ``ranks``,
+        ``placement`` and ``options`` are those of :func:`weft.run`.
         """
         if not isinstance(options, RunOptions):
             raise InputError(f"options={options!r} must be a weft.RunOptions(...)")
@@ -235,7 +237,7 @@ class Client:
         options = options.with_keywords(budget=budget, ranks=ranks, placement=placement)
         plain = options.for_queue
         options.check_tasks(tasks)
-        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after), **plain}
+        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": self._ids(after), **plain}
         if isinstance(work, Sweep):
             described = work.to_dict()  # of one with many explicit tasks its name alone
             body["sweep"] = described if len(json.dumps(described)) < MOST_SETTINGS_BYTES else {"name": work.name}
@@ -255,7 +257,7 @@ class Client:
         latency_target: float | None = None,
         key: str | None = None,
         priority: int = 0,
-        after: TaskId | Sequence[TaskId] = (),
+        after: Named | Sequence[Named] = (),
         user: str | None = None,
     ) -> dict[str, Any]:
         """Queue an inference task: the logits of a trained model, which :meth:`fetch` downloads.
@@ -268,7 +270,7 @@ class Client:
         asked: dict[str, Any] = {"of": None if of is None else task_id(of), "weights": weights, "graph": graph}
         asked |= {"nodes": check_nodes(nodes), "latency_target": check_option("latency_target", latency_target)}
         infer = {name: value for name, value in asked.items() if value is not None}
-        body: dict[str, Any] = {"infer": infer, "after": task_ids(after)}
+        body: dict[str, Any] = {"infer": infer, "after": self._ids(after)}
         if task is not None:
             if not isinstance(task, Task):
                 raise InputError(f"task: expected a weft.Task, not {_kind(task)}")
@@ -481,6 +483,12 @@ class Client:
                 left_over = PATIENCE if until is None else max(until - time.monotonic(), 0.0)
                 self._until_back(min(left_over, PATIENCE), None)
         return self.tasks(sweep=sweep) if sweep else states
+
+    def _ids(self, names: Named | Iterable[Named]) -> list[str]:
+        """The ids of several tasks, and of all tasks of sweeps among them."""
+        if isinstance(names, (str, Mapping)) or not isinstance(names, Iterable):
+            return task_ids(self.tasks(sweep=str(names)) if is_sweep(names) else names)
+        return [each for name in names for each in (self._ids(name) if is_sweep(name) else [task_id(name)])]
 
     # ---- HTTP --------------------------------------------------------------------------------------------
 

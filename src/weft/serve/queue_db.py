@@ -587,7 +587,7 @@ class QueueDB:
         row = self.connection.execute(last, (len(stem) + 2, f"{stem}-", f"{stem}.")).fetchone()
         name = f"{stem}-{(row[0] or 0) + 1}"
         query = "INSERT INTO sweeps (name, user, spec, created) VALUES (?, ?, ?, ?)"
-        self.connection.execute(query, (name, user, _json(spec), now))
+        self.connection.execute(query, (name, user, _json(spec, sort_keys=False), now))
         return name
 
     def _same(self, new: Submission, former: QueueTask) -> QueueTask:
@@ -983,8 +983,8 @@ _STREAMED = """'id: ' || seq || char(10) || 'event: ' || kind || char(10) || 'da
 SWEEP_CHANGES = {"cancel": ("cancelled", OPEN), "pause": ("paused", OPEN[:3]), "resume": ("queued", ("paused",))}
 
 
-def _json(value: Any) -> str:
+def _json(value: Any, sort_keys: bool = True) -> str:
     try:
-        return json.dumps(value, allow_nan=False, sort_keys=True)
+        return json.dumps(value, allow_nan=False, sort_keys=sort_keys)
     except (TypeError, ValueError) as error:
         raise QueueError(f"{str(value)[:80]!r} is not plain JSON data ({error}); numbers must be finite") from None

@@ -252,6 +252,12 @@ class QueueService:
             raise BadRequestError(f"task {task!r}: its {name} is no longer there", 410)
         return path
 
+    def result(self, task: str) -> str:
+        """The ``result.json`` of a task, with its graph as it was submitted rather than where it lies."""
+        result = json.loads(self.file(task, "result.json").read_text(encoding="utf-8"))
+        result["task"]["graph"] = self._task(task).spec["task"].get("graph", result["task"]["graph"])
+        return self._hidden.text(json.dumps(result, indent=2))
+
     def resident_of(self, task: str, resident: str | None) -> str | None:
         """Return the resident task that answers for ``task``: itself, or ``resident`` if that has not ended; else None.
 

@@ -28,6 +28,7 @@ from weft.core.settings import Rule, is_reference, plain_hop, read_fanout
 from weft.core.sweep import varies
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.wording import option
+from weft.graph.catalog.listing import check_name
 from weft.serve.queue_db import QueueTask, Submission
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> t
     source = {"of": of} if of is not None else {"weights": registry.weights_path(infer["weights"])}
     checked = {"nodes": nodes} | ({} if target is None else {"latency_target": target}) | source
     checked |= {"resident": True} if resident else {}
-    return {**_spec(settings, registry), "kind": "inference", "infer": checked}, of
+    return {**_spec(settings, registry, {}), "kind": "inference", "infer": checked}, of
 
 
 def check_node_list(nodes: Any, name: str, most: int, other: str = "") -> None:
@@ -271,6 +272,7 @@ FIELDS = ("task", "tasks", "sweep", "infer", "after", "user")
 FIELDS += tuple(name for name in OPTION_RULES if name != "latency_target")
 FIELDS += tuple(row.name for row in options_of("queue"))
 DOWNLOADED = ("planetoid", "ogb", "pyg")
+PLAIN = Task("demo").to_dict()  # every setting at its default
 PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
 
 
@@ -312,7 +314,8 @@ class Registry:
         if not isinstance(graph, str) or not graph:
             raise BadRequestError('graph must be a name or a path inside the graphs folder, such as "demo"')
         kind, colon, _ = graph.partition(":")
-        if graph == "demo" or (colon and kind == "shape"):
+        if graph == "demo" or (colon and kind in ("shape", "planted")):
+            check_name(graph)
             return None
         if not (colon and kind in DOWNLOADED):
             path = self._find(graph)
@@ -394,6 +397,7 @@ def read_request(
     if limit is not None and most is not None and limit > most:
         raise BadRequestError(f"time_limit={limit:g}: a task may run for at most {most:g} s here; lower it")
     new = read_submissions(request, registry, submitting_user(request, user), find)
+    RunOptions.of(**new[0].spec.get("options", {})).check_device(options.device_names()[0].partition(":")[0])
     new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
     return new, sum(len(submission.text) for submission in new) + len(json.dumps(new[0].sweep or {}))
 
@@ -420,7 +424,10 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
         tasks = body["tasks"] if several else [body["task"]]
         if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
             raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
-        specs = [_spec(task, registry) for task in tasks]
+        unread: dict[str, str] = {}
+        specs = [_spec(task, registry, unread) for task in tasks]
+        if sentence := next(filter(None, unread.values()), ""):  # one that some of the tasks read, all may have
+            raise BadRequestError(sentence)
     options = _run_options(body, specs)
     after = tuple(dict.fromkeys(after))
     if len(specs) * len(after) > MOST_DEPENDENCIES:
@@ -474,16 +481,17 @@ def _run_options(body: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) ->
     return plain
 
 
-def _spec(task: Any, registry: Registry) -> dict[str, Any]:
+def _spec(task: Any, registry: Registry, unread: dict[str, str]) -> dict[str, Any]:
     """Return the spec of one task: its settings, checked by :class:`weft.Task`, and the path of its graph if any."""
     if not isinstance(task, dict):
         raise BadRequestError("a task must be an object of settings")
-    settings = {key: value for key, value in task.items() if value is not None or key != "name"}
+    usual = (("name", None), ("mode", "auto"))  # an open mode is decided by what else is given
+    settings = {key: value for key, value in task.items() if (key, value) not in usual}
     if (size := len(json.dumps(settings))) > MOST_SETTINGS_BYTES:
         most = f"a task may have {MOST_SETTINGS_BYTES:,}"
         raise BadRequestError(f"the settings of a task have {size:,} bytes, and {most}; put data into the graph", 413)
     for key, value in settings.items():
-        if key != "model_args" and varies(key, value):
+        if key not in ("model_args", "fanout") and varies(key, value):
             raise BadRequestError(f"{key} lists several values; send each task of a sweep, as `weft submit` does")
     if "graph" in settings and not isinstance(settings["graph"], str):
         raise BadRequestError("graph must be a name or a path inside the graphs folder")
@@ -496,6 +504,10 @@ def _spec(task: Any, registry: Registry) -> dict[str, Any]:
         checked = Task.from_dict(settings)
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
+    for setting, value in settings.items():  # a sentence for one that no task so far reads; a user's model may read any
+        why, where = checked.why_ignored(setting), f"task {checked.label!r}: {setting}={value!r}"
+        if why is None or value != PLAIN[setting]:
+            unread[setting] = "" if why is None else unread.get(setting, f"{where} would have no effect: {why}")
     if checked.split == ALL_SPLITS:
         raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
     registry.check_model(settings.get("model", "gcn"))

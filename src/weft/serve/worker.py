@@ -180,7 +180,7 @@ class Worker:
     def _stay_alive(self) -> None:
         from weft.serve.worker_memory import busy_since, held_bytes
 
-        last = time.perf_counter(), time.process_time()
+        _, last = busy_since(self.device, (0.0, 0.0))
         while True:
             held = max(held_bytes(self.device) - self._idle_bytes, 0)
             busy, last = busy_since(self.device, last)

@@ -21,6 +21,7 @@ from weft.engine.machine import machine_with
 from weft.engine.memory import room
 from weft.runtime.device.cuda_graph import no_capture
 from weft.serve.options import LEFTOVER_BYTES
+from weft.serve.processes import computing
 
 try:
     import resource
@@ -42,16 +43,16 @@ def bytes_beside(device: str) -> int:
 
 
 def held_bytes(device: str) -> int:
-    """Bytes that this process holds: reserved on a GPU, resident on a CPU."""
+    """Bytes that this worker holds: reserved on a GPU by this process; resident on a CPU, those of its ranks too."""
     if device.startswith("cuda"):
         begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved(device)) if begun else 0
-    return _process_bytes(1) or 0
+    return sum(_process_bytes(1, pid) or 0 for pid in computing(os.getpid())[0])
 
 
 def busy_since(device: str, before: tuple[float, float]) -> tuple[float | None, tuple[float, float]]:
-    """How much of ``device`` is in use: of a GPU in all, of a CPU by this process; and two clocks for the next call."""
-    now = time.perf_counter(), time.process_time()
+    """How much of ``device`` is in use: of a GPU in all, of a CPU by this worker; and two clocks for the next call."""
+    now = time.perf_counter(), max(time.process_time(), computing(os.getpid())[1])
     if not device.startswith("cuda"):
         return (now[1] - before[1]) / max(now[0] - before[0], 1e-9) / (os.cpu_count() or 1), now
     begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -77,10 +78,10 @@ def byte_limit(device: str, limit: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _process_bytes(column: int) -> int | None:
-    """Memory of this process: resident (1) or private and writable (5); None where the system does not say."""
+def _process_bytes(column: int, pid: int | str = "self") -> int | None:
+    """Memory of a process: resident (1) or private and writable (5); None where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[column])
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[column])
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -79,6 +79,8 @@ def check_name(name: str) -> None:
     kind, _, rest = name.partition(":")
     if kind == "shape":
         shapes.find(rest.partition("?")[0])
+    elif kind == "planted" and rest.partition("?")[0] != "relations":
+        raise GraphError(f"there is no graph {name!r}; planted:relations is the only one planted")
     elif kind in COLLECTIONS:
         check_published(kind, rest)
     elif ":" not in name and ("/" in name or name.startswith(("~", ".")) or name.endswith(".npz")):

@@ -31,7 +31,7 @@ from weft.core.task import GRAPHS
 from weft.core.wording import brief
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
-from weft.graph.catalog.listing import data_folders, found_in, unknown_name
+from weft.graph.catalog.listing import check_name, data_folders, found_in, unknown_name
 from weft.graph.catalog.shapes import Shape
 from weft.graph.graph import Graph, as_graph
 from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL
@@ -79,8 +79,7 @@ def load(
         )
     if colon and kind == "planted":
         planted, options = _options(text, {"seed": seed, "nodes": PLANTED_NODES})
-        if planted != "planted:relations":
-            raise GraphError(f"there is no graph {planted!r}; planted:relations is the only one planted")
+        check_name(planted)
         from weft.graph.generate import planted_relations
 
         return planted_relations(int(options["nodes"]), PLANTED_CLASSES, seed=int(options["seed"]), device=device)

@@ -85,8 +85,6 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
     graph is: a batch has 853,819 edges where the products shape has 123,718,280.
     """
     sampled = bundles[0].tasks[0].sampled
-    if limits.device == "cpu" and limits.weave == "concurrent":
-        raise SpecError(f"{option('weave', limits.weave)} needs a GPU: a CPU runs one operator at a time; leave it out")
     if limits.weave == "merged+push" and limits.stats.symmetric:
         raise SpecError(
             f"{option('weave', limits.weave)} would have no effect: graph {limits.stats.name!r} is symmetric, so that "
