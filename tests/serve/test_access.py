@@ -308,7 +308,12 @@ ENDED = SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=Fals
 def test_workers_that_do_not_start_under_mps_start_without_it(control, tmp_path, monkeypatch, capsys):
     pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "q.db", devices=("cuda:0",), workers=2)))
     started = []
-    monkeypatch.setattr(pool, "_start", lambda name, *_, **__: started.append((name, bool(pool._mps.environment))))
+
+    def start(name, *_, **__):
+        started.append((name, bool(pool._mps.environment)))
+        return True
+
+    monkeypatch.setattr(pool, "_start", start)
     pool.start_all()
     assert started == [("planner", True), ("cuda:0/0", True), ("cuda:0/1", True)]
     pool.workers["cuda:0/0"] = ENDED
@@ -321,7 +326,7 @@ def test_workers_that_do_not_start_under_mps_start_without_it(control, tmp_path,
 
 def test_mps_stays_if_a_worker_ends_that_others_outlive(control, tmp_path, monkeypatch):
     pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "q.db", devices=("cuda:0",), workers=2)))
-    monkeypatch.setattr(pool, "_start", lambda *_, **__: None)
+    monkeypatch.setattr(pool, "_start", lambda *_, **__: True)
     pool.start_all()
     pool.room["cuda:0"] = 1  # a worker was ready
     pool.workers["cuda:0/0"] = ENDED
