@@ -310,11 +310,15 @@ class PoolsOfRun:
     def allocate(self, pool: Allocator, size: int) -> AllocatorBlock | None:
         """Allocate a block, and update the most that there has been."""
         block = pool.allocate(size)
-        reserved = sum(each.reserved for each in self._pools)
-        idle = sum(each.idle for each in self._pools if not each.private)
-        self.allocated = max(self.allocated, sum(each.allocated for each in self._pools))
-        self.reserved = max(self.reserved, reserved)
-        self.needed = max(self.needed, reserved - idle)
+        if block is None:
+            return None
+        allocated = reserved = needed = 0
+        for each in self._pools:
+            allocated += each.allocated
+            reserved += each.reserved
+            needed += each.reserved - (0 if each.private else each.idle)
+        self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+        self.needed = max(self.needed, needed)
         return block
 
 
