@@ -192,9 +192,7 @@ class Observer(TorchDispatchMode):
             if not self._counts(value):
                 return None
             return Seen(tuple(value.shape), value.element_size(), self._know(value)[0], dtype_name(value.dtype))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._seen, value)) if type(value) in (list, tuple) else value
-        return value
+        return type(value)(map(self._seen, value)) if type(value) in (list, tuple) else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
