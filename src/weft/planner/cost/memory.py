@@ -67,13 +67,12 @@ class AllocatorBlock:
 class Allocator:
     """One pool of blocks, for allocations on ``stream``; the ``private`` pool of a capture keeps what it has.
 
-    ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far. ``idle``: bytes of segments
-    with nothing in them, which are returned to the device when it runs short.
+    ``idle``: bytes of segments with nothing in them, which are returned to the device when it runs short.
     """
 
     def __init__(self, stream: int = 0, private: bool = False) -> None:
         self.stream, self.private = stream, private
-        self.allocated = self.reserved = self.peak = self.most = self.idle = 0
+        self.allocated = self.reserved = self.idle = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), ascending
         self._blocks: dict[int, AllocatorBlock] = {}
         self._end = 0
@@ -94,11 +93,9 @@ class Allocator:
             self._blocks[block.address] = block
             self._end += block.size + 1  # segments never touch
             self.reserved += block.size
-            self.most = max(self.most, self.reserved)
         self._split(block, size)
         block.free = False
         self.allocated += block.size
-        self.peak = max(self.peak, self.allocated)
         return block
 
     def _split(self, block: AllocatorBlock, size: int) -> None:

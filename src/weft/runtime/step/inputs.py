@@ -24,8 +24,6 @@ from weft.runtime.modules.settings import OF_EDGES, call_style, parameters_of
 if TYPE_CHECKING:
     from weft.runtime.modules.convert import Converted
 
-BUILT_IN_MODELS = GNN.__module__
-
 
 def treated(x: Features, norm: str | None, dtype: torch.dtype, dense: bool) -> Features:
     """``x`` divided by its sums (``norm="row"``) or not, in the type of the weights, with its zeros if ``dense``.
