@@ -6,7 +6,7 @@ torch's operators, :data:`WEFT` those of Weft's; an unknown one is reported and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -36,7 +36,7 @@ class Work:
         return sum(self.pieces)
 
 
-def tensors(tree: Any) -> Iterator[Seen]:
+def tensors(tree: Any) -> list[Seen]:
     """Every tensor in the arguments or results of a call."""
     return tensors_in(tree, Seen)
 
@@ -65,7 +65,7 @@ def _reduce(call: ObservedCall) -> Work:
 
 def _sum(call: ObservedCall) -> Work:
     """Inputs of another type than the result's are copied to it first, except halves, which are summed in place."""
-    work, source, out = _reduce(call), next(tensors(call.args)), next(tensors(call.outs))
+    work, source, out = _reduce(call), tensors(call.args)[0], tensors(call.outs)[0]
     if source.dtype == out.dtype or source.dtype in ("float16", "bfloat16"):
         return work
     copy = source.numel * out.itemsize
@@ -107,7 +107,7 @@ def _put(call: ObservedCall) -> Work:
 
 def _matmul(call: ObservedCall) -> Work:
     """``[..., M, K] x [..., K, N]``, also with something added."""
-    left, right = list(tensors(call.args))[-2:]
+    left, right = tensors(call.args)[-2:]
     flops = 2 * prod(left.shape) * (right.shape[-1] if len(right.shape) > 1 else 1)
     return Work(flops=flops, stream=bytes_in(call) + bytes_out(call))
 
@@ -117,7 +117,7 @@ SHORT = 4096  # elements that are sorted in place
 
 def _sort(call: ObservedCall) -> Work:
     """A radix sort: eight passes over keys and positions, the positions as they were, and a second copy of both."""
-    out, keys = bytes_out(call), next(tensors(call.args))
+    out, keys = bytes_out(call), tensors(call.args)[0]
     pieces = (8 * keys.numel, (keys.itemsize + 8) * keys.numel) if max(keys.shape, default=0) > SHORT else ()
     return Work(flops=elements(call.args), stream=8 * (bytes_in(call) + out), launches=8, pieces=pieces)
 
@@ -236,7 +236,7 @@ def _attention(call: ObservedCall, packed: bool = False) -> Work:
     x, edges, rows = call.argument("packed" if packed else "x"), _edges(call), call.argument("csr")[0].numel - 1
     heads = call.argument("heads") if packed else x.shape[-2]
     width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
-    tasks = next(tensors(call.outs)).numel // max(rows * width, 1)  # a block of a batch reads more rows than it has
+    tasks = tensors(call.outs)[0].numel // max(rows * width, 1)  # a block of a batch reads more rows than it has
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 40 + 4 * edges * width * tasks,
@@ -271,7 +271,7 @@ def _attention_v2(call: ObservedCall, flops: int = 8, passes: int = 1, gathers: 
 
 def _product(call: ObservedCall) -> Work:
     """``x [..., N, I]`` times ``weight [..., O, I]``, with the layer's epilogue."""
-    weight, out = call.argument("weight"), next(tensors(call.outs))
+    weight, out = call.argument("weight"), tensors(call.outs)[0]
     drops = HASH * out.numel if call.argument("rate") else 0
     return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
 

@@ -19,15 +19,20 @@ from torch.overrides import TorchFunctionMode
 
 def shape_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of ``func`` on meta tensors, or NotImplemented."""
-    if func is aten.where.self_out and _shape([*args, kwargs["out"]]) == tuple(kwargs["out"].shape):
-        return kwargs["out"]
-    if func in WITH_OPTIONS:
-        return WITH_OPTIONS[func](*args, **kwargs)
     rule = RULES.get(func)
+    if rule is None:
+        return WITH_OPTIONS[func](*args, **kwargs) if func in WITH_OPTIONS else NotImplemented
     if rule in (pointwise, in_place) and "alpha" in kwargs and args[0].is_floating_point():
         kwargs = {**kwargs, "alpha": None}  # a factor changes no shape
     plain = all(value is None or value is False for value in kwargs.values())  # left out or switched off
-    return rule(*args) if rule is not None and plain else NotImplemented
+    return rule(*args) if plain else NotImplemented
+
+
+def new_empty(tensor: Tensor, size: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    """A result of the type of ``tensor`` or of another: torch's own rule is written in Python and takes 20 us."""
+    if not tensor.is_meta or device not in (None, tensor.device) or any(options.values()):
+        return NotImplemented
+    return torch.empty(size, dtype=dtype or tensor.dtype, device=tensor.device)
 
 
 def arange(*ends: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
@@ -44,14 +49,14 @@ def index(tensor: Tensor, positions: Sequence[Any]) -> Any:
     rows = positions[0] if len(positions) == 1 else None
     if not _dense(tensor) or tensor.dim() == 0 or not _dense(rows) or rows.dtype not in (torch.int64, torch.int32):
         return NotImplemented
-    return tensor.new_empty((*rows.shape, *tensor.shape[1:]))
+    return new_empty(tensor, (*rows.shape, *tensor.shape[1:]))
 
 
 def sort(tensor: Tensor, *args: Any, **options: Any) -> Any:
     """The elements in order, and their former positions."""
     if not _dense(tensor):
         return NotImplemented
-    return tensor.new_empty(tensor.shape), tensor.new_empty(tensor.shape, dtype=torch.int64)
+    return new_empty(tensor, tensor.shape), new_empty(tensor, tensor.shape, dtype=torch.int64)
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
@@ -67,14 +72,14 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
             return NotImplemented
     shape = list(first.shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    return first.new_empty(shape)
+    return new_empty(first, shape)
 
 
 def cumsum(tensor: Tensor, dim: int) -> Any:
     """A result of the same shape; whole numbers are added up in 64 bits."""
     if not tensor.is_meta or not tensor.is_contiguous():
         return NotImplemented
-    return tensor.new_empty(tensor.shape, dtype=tensor.dtype if tensor.is_floating_point() else torch.int64)
+    return new_empty(tensor, tensor.shape, dtype=tensor.dtype if tensor.is_floating_point() else torch.int64)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
@@ -84,7 +89,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
         return NotImplemented
     shape = list(first.shape)
     shape.insert(dim % (first.dim() + 1), len(tensors))
-    return first.new_empty(shape)
+    return new_empty(first, shape)
 
 
 def pointwise(*operands: Any) -> Any:
@@ -107,20 +112,20 @@ def clamp(tensor: Tensor, low: Any = None, high: Any = None) -> Any:
 
 def softmax(tensor: Tensor, dim: int, widen: bool) -> Any:
     """A result like the argument."""
-    return tensor.new_empty(tensor.shape) if _dense(tensor) and not widen else NotImplemented
+    return new_empty(tensor, tensor.shape) if _dense(tensor) and not widen else NotImplemented
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Any = None, positive: Any = None, reduction: int = 1) -> Any:
     """The loss of every label, if there is no reduction."""
     fits = _dense(logits) and _dense(target) and logits.shape == target.shape and logits.dtype == target.dtype
     plain = reduction == 0 and weight is None and positive is None
-    return logits.new_empty(logits.shape) if fits and plain else NotImplemented
+    return new_empty(logits, logits.shape) if fits and plain else NotImplemented
 
 
 def softmax_backward(grad: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Any:
     """A gradient like the result."""
     fits = _dense(grad) and _dense(result) and grad.shape == result.shape and dtype == grad.dtype == result.dtype
-    return grad.new_empty(grad.shape) if fits else NotImplemented
+    return new_empty(grad, grad.shape) if fits else NotImplemented
 
 
 def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
@@ -129,7 +134,7 @@ def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
         return NotImplemented
     gone = {dim % tensor.dim() for dim in dims}
     sizes = [1 if dim in gone else size for dim, size in enumerate(tensor.shape)]
-    return tensor.new_empty(sizes if keep else [size for dim, size in enumerate(sizes) if dim not in gone])
+    return new_empty(tensor, sizes if keep else [size for dim, size in enumerate(sizes) if dim not in gone])
 
 
 def addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
@@ -144,19 +149,19 @@ def truth(tensor: Tensor, dim: int, keep: bool = False) -> Any:
         return NotImplemented
     dim %= tensor.dim()
     middle = [1] if keep else []
-    return tensor.new_empty([*tensor.shape[:dim], *middle, *tensor.shape[dim + 1 :]], dtype=torch.bool)
+    return new_empty(tensor, [*tensor.shape[:dim], *middle, *tensor.shape[dim + 1 :]], dtype=torch.bool)
 
 
 def argmax(tensor: Tensor, dim: Any = None, keep: bool = False) -> Any:
     """One position per row, over one dimension."""
     rows = NotImplemented if dim is None else truth(tensor, dim, keep)
-    return rows if rows is NotImplemented else rows.new_empty(rows.shape, dtype=torch.int64)
+    return rows if rows is NotImplemented else new_empty(rows, rows.shape, dtype=torch.int64)
 
 
 def gather(tensor: Tensor, dim: int, positions: Tensor) -> Any:
     """A value per position."""
     fits = _dense(positions) and tensor.is_meta and positions.dim() == tensor.dim()
-    return tensor.new_empty(positions.shape) if fits else NotImplemented
+    return new_empty(tensor, positions.shape) if fits else NotImplemented
 
 
 def index_copy_(target: Tensor, dim: int, positions: Tensor, source: Tensor) -> Any:
@@ -167,11 +172,17 @@ def index_copy_(target: Tensor, dim: int, positions: Tensor, source: Tensor) -> 
     return target if fits and list(source.shape) == sizes else NotImplemented
 
 
+def index_copy(target: Tensor, dim: int, positions: Tensor, source: Tensor) -> Any:
+    """A copy of the target with those rows."""
+    fits = _dense(target) and index_copy_(target, dim, positions, source) is target
+    return new_empty(target, target.shape) if fits else NotImplemented
+
+
 def product(left: Tensor, right: Tensor, dims: int = 2) -> Any:
     """``[..., M, K] x [..., K, N]`` with ``dims`` dimensions."""
     fits = left.dim() == right.dim() == dims and left.shape[:-2] == right.shape[:-2]
     fits = fits and left.shape[-1] == right.shape[-2] and left.is_meta and right.is_meta and left.dtype == right.dtype
-    return left.new_empty(*left.shape[:-1], right.shape[-1]) if fits else NotImplemented
+    return new_empty(left, (*left.shape[:-1], right.shape[-1])) if fits else NotImplemented
 
 
 def layer_norm(tensor: Tensor, sizes: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
@@ -180,7 +191,7 @@ def layer_norm(tensor: Tensor, sizes: Sequence[int], weight: Any, bias: Any, eps
     if not _dense(tensor) or tuple(tensor.shape[depth:]) != tuple(sizes):
         return NotImplemented
     rows, dtype = (*tensor.shape[:depth], *(1 for _ in sizes)), torch.promote_types(tensor.dtype, torch.float32)
-    return (tensor.new_empty(tensor.shape), *(tensor.new_empty(rows, dtype=dtype) for _ in range(2)))
+    return (new_empty(tensor, tensor.shape), *(new_empty(tensor, rows, dtype=dtype) for _ in range(2)))
 
 
 def batch_norm(tensor: Tensor, weight: Any, bias: Any, mean: Any, spread: Any, training: bool, *rest: Any) -> Any:
@@ -188,7 +199,7 @@ def batch_norm(tensor: Tensor, weight: Any, bias: Any, mean: Any, spread: Any, t
     if not training or not _dense(tensor) or tensor.dim() != 2:
         return NotImplemented
     dtype = torch.promote_types(tensor.dtype, torch.float32)
-    return (tensor.new_empty(tensor.shape), *(tensor.new_empty(tensor.shape[1], dtype=dtype) for _ in range(2)))
+    return (new_empty(tensor, tensor.shape), *(new_empty(tensor, tensor.shape[1], dtype=dtype) for _ in range(2)))
 
 
 def gradients(grad: Tensor, inputs: Sequence[Any], requested: Sequence[bool]) -> Any:
@@ -196,7 +207,7 @@ def gradients(grad: Tensor, inputs: Sequence[Any], requested: Sequence[bool]) ->
     pairs = list(zip(requested, inputs, strict=True))
     if not _dense(grad) or any(yes and not _dense(value) for yes, value in pairs):
         return NotImplemented
-    return tuple(value.new_empty(value.shape) if yes else None for yes, value in pairs)
+    return tuple(new_empty(value, value.shape) if yes else None for yes, value in pairs)
 
 
 def _dense(tensor: Any) -> bool:
@@ -206,6 +217,18 @@ def _dense(tensor: Any) -> bool:
 def comparison(*operands: Any) -> Any:
     """One bool per element."""
     return _made([value for value in operands if isinstance(value, Tensor)], torch.bool)
+
+
+def split_out(tensor: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]) -> Any:
+    """Parts of a tensor into tensors of their sizes; nothing is returned."""
+    shapes = [[*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]] for size in sizes]
+    fits = dim >= 0 and tensor.is_meta and shapes == [list(part.shape) for part in out]
+    return None if fits else NotImplemented
+
+
+def where_out(condition: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Any:
+    """``torch.where`` into a tensor of the right shape."""
+    return out if _shape([condition, first, second, out]) == tuple(out.shape) else NotImplemented
 
 
 def where(condition: Tensor, first: Tensor, second: Tensor) -> Any:
@@ -228,7 +251,7 @@ def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
         return NotImplemented
     first = tensors[0]
     if _in_order(tensors) or (tuple(first.shape) == shape and _dense(first)):
-        return first.new_empty(shape, dtype=dtype)
+        return new_empty(first, shape, dtype=dtype)
     if len(whole) != len(tensors) or len(set(first.stride())) < first.dim():
         return NotImplemented
     # With the first operand's order of dimensions; its strides are distinct.
@@ -271,6 +294,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.argmax.default: argmax,
     aten.gather.default: gather,
     aten.index_copy_.default: index_copy_,
+    aten.index_copy.default: index_copy,
     aten.bitwise_not.default: pointwise,
     aten.addcmul.default: pointwise,
     aten.all.dim: truth,
@@ -311,6 +335,9 @@ WITH_OPTIONS: dict[Any, Callable[..., Any]] = {
     aten.arange.start: arange,
     aten.sort.default: sort,
     aten.sort.stable: sort,
+    aten.new_empty.default: new_empty,
+    aten.where.self_out: where_out,
+    aten.split_with_sizes_copy.out: split_out,
 }
 
 

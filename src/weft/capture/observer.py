@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -169,14 +169,16 @@ class Observer(TorchDispatchMode):
             self.calls[-1].frees += gone
 
     def _counts(self, tensor: Tensor) -> bool:
-        return tensor.device.type == self.kind and tensor.layout == torch.strided
+        there = tensor.is_meta if self.kind == "meta" else tensor.device.type == self.kind
+        return there and tensor.layout == torch.strided
 
     def _know(self, tensor: Tensor) -> tuple[int, bool]:
         """The number of the tensor's storage, and whether it is new."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._live:
-            return self._live[key], False
+        number = self._live.get(key)
+        if number is not None:
+            return number, False
         number = len(self.storages)
         # A finalizer, not a scan at every call: thousands of members hold thousands of storages.
         alive = weakref.ref(storage, lambda _: self._gone.append(self._live.pop(key)))
@@ -190,9 +192,7 @@ class Observer(TorchDispatchMode):
             if not self._counts(value):
                 return None
             return Seen(tuple(value.shape), value.element_size(), self._know(value)[0], dtype_name(value.dtype))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._seen, value)) if type(value) in (list, tuple) else value
-        return value
+        return type(value)(map(self._seen, value)) if type(value) in (list, tuple) else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -200,8 +200,7 @@ class Observer(TorchDispatchMode):
         device = kwargs.get("device")
         if not inputs and (self.kind != "cpu" if device is None else torch.device(device).type != self.kind):
             return func(*args, **kwargs)  # neither its arguments nor its results are on the device
-        composite = "CompositeImplicitAutograd"  # written in terms of other operators, such as ``aten.matmul``
-        if func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+        if is_composite(func):
             with self:  # inside an operator, below autograd, no other rule decomposes it
                 if func is torch.ops.aten.matmul.default:
                     left, right = args
@@ -210,18 +209,20 @@ class Observer(TorchDispatchMode):
                     if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
                         return torch.bmm(left, right)
                 return func.decompose(*args, **kwargs)
+        reads = _unique([self._know(t)[0] for t in inputs])
+        if func.is_view:  # nothing happens on the device; 4 of 10 operators of a step
+            return func(*args, **kwargs)
         self.settle()
-        reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
         if _accumulates(func, args):
             func = torch.ops.aten.add_.Tensor  # what autograd's engine does outside of any mode
         out = shape_of(func, args, kwargs) if self.kind == "meta" else NotImplemented
         if out is NotImplemented:
             out = func(*args, **kwargs)
-        outputs = [t for t in tensors_in(out) if self._counts(t)]
-        made = _unique(number for number, new in map(self._know, outputs) if new)
-        changed = (args[i] if i < len(args) else kwargs.get(name) for i, name in written_places(func))
-        written = [self._know(t)[0] for t in tensors_in(list(changed)) if self._counts(t)]
+        known = [self._know(t) for t in tensors_in(out) if self._counts(t)]
+        made = _unique([number for number, new in known if new])
+        changed = [args[i] if i < len(args) else kwargs.get(name) for i, name in written_places(func)]
+        written = [self._know(t)[0] for t in tensors_in(changed) if self._counts(t)]
         if not any(self.storages[number].bytes for number in (*made, *written)):
             return out  # a view, or nothing at all: nothing happens on the device
         name = func._schema.name.replace("::", ".")  # "aten.mm", "weft.spmm"
@@ -298,15 +299,15 @@ def is_lt(call: ObservedCall) -> bool:
     return len(bias.shape) == 1 and min(*left.shape, *right.shape) > 1
 
 
-def tensors_in(tree: Any, kind: type = Tensor) -> Iterator[Any]:
+def tensors_in(tree: Any, kind: type = Tensor) -> list[Any]:
     """Every tensor, or object of another ``kind``, in nested tuples, lists and dictionaries."""
-    if isinstance(tree, kind):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from tensors_in(part, kind)
-    elif isinstance(tree, dict):
-        yield from tensors_in(list(tree.values()), kind)
+    found: list[Any] = []
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else (tree,):
+        if isinstance(part, kind):
+            found.append(part)
+        elif isinstance(part, (list, tuple, dict)):
+            found += tensors_in(part, kind)
+    return found
 
 
 def in_backward() -> bool:
@@ -367,6 +368,13 @@ def argument(operator: str, args: Sequence[Any], name: str) -> Any:
     """The argument called ``name`` among ``args``; None if the operator has none of that name, or it was left out."""
     position = argument_places(operator).get(name)
     return args[position] if position is not None and position < len(args) else None
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    """Whether an operator of torch is written in terms of others, such as ``aten.matmul``."""
+    composite = "CompositeImplicitAutograd"
+    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
 
 
 @cache

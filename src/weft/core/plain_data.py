@@ -20,14 +20,13 @@ class PlainData:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without fields that are not compared."""
-        names = (row.name for row in fields(self) if row.compare)  # type: ignore[arg-type]
-        return {name: plain(getattr(self, name)) for name in names}
+        return {name: plain(getattr(self, name)) for name in _compared(type(self))}  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
         names, readers = _readers(cls)  # type: ignore[arg-type]
-        values = {name: data[name] for name in names & data.keys()}
+        values = {name: value for name, value in data.items() if name in names}
         for name, read in readers:
             if name in values:
                 values[name] = read(values[name])
@@ -49,11 +48,19 @@ class PlainData:
 
 def plain(value: Any) -> Any:
     """``value`` with lists for tuples and dicts for dataclasses, at any depth."""
+    if value is None or type(value) in (str, int, float, bool):  # most by far
+        return value
     if isinstance(value, PlainData):
         return value.to_dict()
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+@cache
+def _compared(cls: Any) -> tuple[str, ...]:
+    """The names of the fields that are compared."""
+    return tuple(row.name for row in fields(cls) if row.compare)
 
 
 @cache

@@ -92,7 +92,10 @@ def step_keys(
 def switches(task: Task) -> tuple[bool, ...]:
     """Numbers that leave operators out when they are zero."""
     attention = task.dropout if task.attention_dropout is None else task.attention_dropout
-    return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
+    # Weft's update reads the decay of all weights from its table; only torch's optimizers, groups and masks differ.
+    ours = task.traits is not None and task.traits is BUILT_IN.get(task.model_name) and not task.has_own("optimizer")
+    decays = task.weight_decay > 0 and (not ours or bool(task.param_groups))
+    return (task.dropout > 0, attention > 0, decays, task.label_smoothing > 0, task.patience is None)
 
 
 NONE = RunOptions()

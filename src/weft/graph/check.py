@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -78,6 +79,7 @@ def as_floats(tensor: Tensor, name: str) -> Tensor:
     return tensor if tensor.dtype in FLOATS else tensor.to(torch.float32)
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` rather than ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

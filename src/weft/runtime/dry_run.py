@@ -30,6 +30,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.placement import on_device, within_device
 from weft.core.plan import Plan
 from weft.core.program import Program
+from weft.core.startup import no_collections
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
@@ -63,7 +64,9 @@ def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger
     ``plan`` says for which kind of machine, which tasks stack, and whether it is a CUDA graph; ``merger`` merges the
     steps of several stacks if the plan says so.
     """
-    with same_draws(CPU), outside_unchanged(group, graph):  # a user's module may draw, and keep tensors without data
+    # A user's module may draw, and keep tensors without data. Collections took a fifth of the time, and would free what
+    # refers to itself, such as a block and its transpose, at some operator or other: a step would differ between plans.
+    with same_draws(CPU), outside_unchanged(group, graph), no_collections():
         return copy_context().run(_captured, group, graph, plan, merger)
 
 

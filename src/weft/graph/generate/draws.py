@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.ops.random_bits import signed64
+from weft.ops.random_bits import GOLDEN64, MIX64_A, MIX64_B, signed64, splitmix_int
 
-GOLDEN = 0x9E3779B97F4A7C15
-MIX_A = 0xBF58476D1CE4E5B9
-MIX_B = 0x94D049BB133111EB
 COIN_BITS = 16
 COIN_SIDES = 1 << COIN_BITS
 
@@ -42,18 +39,11 @@ class Stream(IntEnum):
     SCRAMBLE = 14
 
 
-def _mix_int(value: int) -> int:
-    value = (value + GOLDEN) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * MIX_A) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * MIX_B) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)
-
-
 def stream_key(seed: int, *stream: int) -> int:
     """The int64 key of a stream of bits: the seed and the stream's numbers, mixed."""
-    key = _mix_int(seed & 0xFFFFFFFFFFFFFFFF)
+    key = splitmix_int(seed & 0xFFFFFFFFFFFFFFFF)
     for number in stream:
-        key = _mix_int(key ^ _mix_int(number))
+        key = splitmix_int(key ^ splitmix_int(number))
     return signed64(key)
 
 
@@ -63,9 +53,9 @@ def _xor_shift_(bits: Tensor, shift: int) -> Tensor:
 
 def hash_(key: int, counters: Tensor) -> Tensor:
     """64 random bits for each int64 counter, **in its place** (a chunk's temporaries bound the memory)."""
-    counters.mul_(signed64(GOLDEN)).add_(key)
-    _xor_shift_(counters, 30).mul_(signed64(MIX_A))
-    _xor_shift_(counters, 27).mul_(signed64(MIX_B))
+    counters.mul_(signed64(GOLDEN64)).add_(key)
+    _xor_shift_(counters, 30).mul_(signed64(MIX64_A))
+    _xor_shift_(counters, 27).mul_(signed64(MIX64_B))
     return _xor_shift_(counters, 31)
 
 

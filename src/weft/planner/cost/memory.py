@@ -67,13 +67,12 @@ class AllocatorBlock:
 class Allocator:
     """One pool of blocks, for allocations on ``stream``; the ``private`` pool of a capture keeps what it has.
 
-    ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far. ``idle``: bytes of segments
-    with nothing in them, which are returned to the device when it runs short.
+    ``idle``: bytes of segments with nothing in them, which are returned to the device when it runs short.
     """
 
     def __init__(self, stream: int = 0, private: bool = False) -> None:
         self.stream, self.private = stream, private
-        self.allocated = self.reserved = self.peak = self.most = self.idle = 0
+        self.allocated = self.reserved = self.idle = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), ascending
         self._blocks: dict[int, AllocatorBlock] = {}
         self._end = 0
@@ -94,11 +93,9 @@ class Allocator:
             self._blocks[block.address] = block
             self._end += block.size + 1  # segments never touch
             self.reserved += block.size
-            self.most = max(self.most, self.reserved)
         self._split(block, size)
         block.free = False
         self.allocated += block.size
-        self.peak = max(self.peak, self.allocated)
         return block
 
     def _split(self, block: AllocatorBlock, size: int) -> None:
@@ -310,11 +307,15 @@ class PoolsOfRun:
     def allocate(self, pool: Allocator, size: int) -> AllocatorBlock | None:
         """Allocate a block, and update the most that there has been."""
         block = pool.allocate(size)
-        reserved = sum(each.reserved for each in self._pools)
-        idle = sum(each.idle for each in self._pools if not each.private)
-        self.allocated = max(self.allocated, sum(each.allocated for each in self._pools))
-        self.reserved = max(self.reserved, reserved)
-        self.needed = max(self.needed, reserved - idle)
+        if block is None:
+            return None
+        allocated = reserved = needed = 0
+        for each in self._pools:
+            allocated += each.allocated
+            reserved += each.reserved
+            needed += each.reserved - (0 if each.private else each.idle)
+        self.allocated, self.reserved = max(self.allocated, allocated), max(self.reserved, reserved)
+        self.needed = max(self.needed, needed)
         return block
 
 
