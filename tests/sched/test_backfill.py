@@ -122,7 +122,7 @@ def test_tasks_with_one_join_key_become_one_group():
     decision = decide(tasks)
     assert [len(group.members) for group in decision.start] == [6]
     assert decision.start[0].bytes == pytest.approx(1.15 * 7 * GIB, abs=2)  # one shared GiB and six of their own
-    assert "fused with 5 tasks" in decision.start[0].why
+    assert "fused with 5 other tasks" in decision.start[0].why
 
 
 def test_a_group_takes_what_fits():

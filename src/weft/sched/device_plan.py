@@ -310,7 +310,7 @@ class GroupDraft:
         """The start of the group with a rank on each of ``places``; ``neighbours``: the end of the reason."""
         group, members = self.footprint(now), tuple(member.id for member in self.members)
         others = len(members) - 1
-        why += f"; fused with {others} other{'s' * (others > 1)} of the same kind" if others else ""
+        why += f"; fused with {others} other task{'s' * (others > 1)} of the same kind" if others else ""
         why += f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
         return GroupStart(
             device=places[0],
