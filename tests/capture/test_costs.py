@@ -15,7 +15,7 @@ from weft import ops
 from weft.batches.block import PaddedAdjacency
 from weft.capture.costs import ATEN, FAMILIES, WEFT, work_of
 from weft.capture.meta_graph import meta_graph
-from weft.capture.meta_shapes import gpu_rules
+from weft.capture.meta_shapes import GpuRules
 from weft.capture.observer import ObservedCall, Observer
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.launchers import register
@@ -166,6 +166,6 @@ def test_a_long_sort_holds_positions_and_a_second_copy_of_everything():
 def test_positions_of_32_bits_are_widened_on_a_gpu():
     observer = Observer("meta")
     values, places = empty(50, 4), empty(20, dtype=torch.int32)
-    with gpu_rules(True), observer:
+    with GpuRules(), observer:
         values[places]
     assert [(call.name, call.outs[0].bytes) for call in observer.calls] == [("aten._to_copy", 160), ("aten.index", 320)]

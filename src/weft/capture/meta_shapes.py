@@ -7,7 +7,6 @@ before anything is estimated. This module covers the common cases; the rest is l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -365,8 +364,3 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     if training and not inplace and 0.0 < p < 1.0 and not repeated:
         return torch.native_dropout(input, p, True)[0]
     return dropout(input, p, training, inplace)
-
-
-def gpu_rules(yes: bool) -> AbstractContextManager[Any]:
-    """Let torch's functions take their CUDA code paths, if ``yes``."""
-    return GpuRules() if yes else nullcontext()

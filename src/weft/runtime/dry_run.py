@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from weft.batches.dry_sources import DrySampled, dry_source_for
 from weft.capture.costs import program_of
 from weft.capture.meta_graph import META, meta_graph
-from weft.capture.meta_shapes import gpu_rules
+from weft.capture.meta_shapes import GpuRules
 from weft.capture.observer import Observer
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
@@ -127,7 +127,7 @@ def _follow(
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
     precision = matmul_precision(group[0].precision)
-    with precision, meta_means_gpu(gpu), gpu_rules(gpu), observer:
+    with precision, meta_means_gpu(gpu), GpuRules() if gpu else nullcontext(), observer:
         run = GroupRun(group, make_graph(), plan, where, merger, dry_source_for(group[0], plan))
         run.merge()
         if run.plan.join == "concurrent" and gpu:

@@ -26,7 +26,8 @@ from weft.runtime.modules.state import CACHED, LOCKS, followers, reachable
 def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
     """The model of ``task`` with fresh weights from its seed; a module given as an object keeps its own."""
     if task.traits is not None:
-        options = model_options(task) | ({"num_relations": num_relations} if task.traits.relational else {})
+        options = {name: getattr(task, name) for name in task.traits.settings} | task.model_args
+        options |= {"num_relations": num_relations} if task.traits.relational else {}
         model: nn.Module = weft_nn.build(task.model, in_features, out_features, **options)
         weft_nn.reset_parameters(model, task.seed)
     elif isinstance(task.model, nn.Module):
@@ -90,12 +91,6 @@ def _refuse_lightning(task: Task, model: Any) -> None:
             "Weft calls neither; give the nn.Module that it trains, and its loss and optimizer as settings objective=, "
             "optimizer=, lr="
         )
-
-
-def model_options(task: Task) -> dict[str, Any]:
-    """The settings that the named model of ``task`` reads, and those by names of its own."""
-    assert task.traits is not None
-    return {name: getattr(task, name) for name in task.traits.settings} | task.model_args
 
 
 # ---- Modules that torch compiled: they train as they were written, since Weft traces, stacks and compiles steps
