@@ -36,7 +36,7 @@ from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, watch_memory
-from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
+from weft.engine.process_state import FreeThreads, LoadSample, start_device
 from weft.engine.result import Result, Top, copied_weights, model_code
 from weft.engine.run_planner import Progress, RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Session, members_of
@@ -45,6 +45,7 @@ from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
+from weft.runtime.device.process import cpu_threads, matmul_precision, seeded
 from weft.runtime.group import GroupRun
 from weft.runtime.infer import treat_inputs
 from weft.runtime.modules.convert import stacks_of
@@ -244,11 +245,12 @@ class Job:
         def report_compiling(done: int, total: int) -> None:
             self._events.preparing(f"compiling kernels: {done} of {total}", done=done, total=total)
 
-        with group_state(tasks[0], plan.threads, self._device):
+        first = tasks[0]
+        with seeded(first.seed, self._device), matmul_precision(first.precision), cpu_threads(plan.threads):
             try:
                 with clear_errors(tasks, self._device):
                     self._warm(tasks, plan, report_compiling)
-                    graph = self._graphs.placed(tasks[0], plan.places)
+                    graph = self._graphs.placed(first, plan.places)
                     watch_memory(self._device)
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
                         group = self._make_group(tasks, graph, plan, checkpoint)
@@ -261,7 +263,7 @@ class Job:
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_data(checkpoint, graph, plan.places.sampler)
             if self._planned is not None and plan.weights and plan.weights != group.weight_digests():
-                raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
+                raise SpecError(other_weights(plan.members[0], first.model_name))
             self._begin(key, group)
             try:
                 with clear_errors(tasks, self._device, models=False):
@@ -371,7 +373,8 @@ class Job:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train()
         self._leave_if_interrupted(session)
-        trained = self._results(group, session.members, self._record(key, session, divided))
+        plan = self._record(key, session, divided)
+        trained = [self._result(group, row, member, plan) for row, member in enumerate(session.members)]
         self._ended |= {result.name: result for result in trained}
         self._keep(trained)
         if len(self._ended) < len(self._tasks):
@@ -420,10 +423,6 @@ class Job:
         return tuple(self._records.get(key, plan) for key, plan in self.groups)
 
     # ---- what became of the members --------------------------------------------------------------------
-
-    def _results(self, group: GroupRun, members: Sequence[Member], plan: Plan) -> list[Result]:
-        """The results of a trained group."""
-        return [self._result(group, index, member, plan) for index, member in enumerate(members)]
 
     def _result(self, group: GroupRun, index: int, member: Member, plan: Plan) -> Result:
         """The result of one member; a model that cannot be copied costs that model alone."""

@@ -27,7 +27,7 @@ from weft.core.task import Task
 from weft.engine.memory import memory_fraction, set_memory_fraction
 from weft.ops.launch.backend import have_triton
 from weft.planner.grouping.step_options import free_threads
-from weft.runtime.device.process import cpu_threads, generator_states, matmul_precision, restore_generators, seeded
+from weft.runtime.device.process import generator_states, restore_generators
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,6 @@ def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
                 _OUTSIDE.pop()()
             elif any(thread == here for thread, _ in _UNDER_WAY):
                 restore()
-
-
-@contextmanager
-def group_state(task: Task, threads: int | None, device: torch.device) -> Iterator[None]:
-    """A group like ``task`` trains inside: generators at its seed, products in its precision, so many threads."""
-    with seeded(task.seed, device), matmul_precision(task.precision), cpu_threads(threads):
-        yield
 
 
 # ---- Start a GPU, which takes a tenth of a second, while Triton is imported, which takes as long.

@@ -12,8 +12,9 @@ from tests.engine.small_sweeps import make_sweep
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.engine.control import Control
-from weft.engine.process_state import Needs, group_state, process_state
+from weft.engine.process_state import Needs, process_state
 from weft.engine.run import run
+from weft.runtime.device.process import cpu_threads, matmul_precision, seeded
 
 CPU = torch.device("cpu")
 FP32, TF32 = (Needs(frozenset({precision}), "cpu") for precision in ("fp32", "tf32"))
@@ -60,7 +61,7 @@ def test_runs_inside_each_other_nest():
     with process_state(FP32, CPU):
         torch.set_num_threads(1)
         outer = state()
-        with process_state(TF32, CPU), group_state(Task("demo", precision="tf32", seed=5), 1, CPU):
+        with process_state(TF32, CPU), seeded(5, CPU), matmul_precision("tf32"), cpu_threads(1):
             assert torch.get_float32_matmul_precision() == "high"
             torch.rand(3)
         assert state() == outer
