@@ -155,7 +155,12 @@ class SweepEvents(EventSource):
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
 
     def event_of(self, member: str, kind: str, **data: Any) -> None:
-        self._emit(Event(kind, member, data, group=self._key))
+        """Emit an event about a member, once the group is known."""
+        event = Event(kind, member, data, group=self._key)
+        if self._group:
+            self._emit(event)
+        else:
+            self._held.append(event)
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         metric = group.describe(0)["metric"]
@@ -218,15 +223,7 @@ class SweepEvents(EventSource):
     def _end(self, name: str, status: str, metrics: dict[str, Any], message: str, **more: Any) -> None:
         data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics, **more}
         data |= {"folder": self._folders[name]} if name in self._folders else {}
-        self._emit_of(name, "end", {**data, **({"message": message} if message else {})})
-
-    def _emit_of(self, name: str, kind: str, data: dict[str, Any]) -> None:
-        """Emit an event about a member, once the group is known."""
-        event = Event(kind, name, data, group=self._key)
-        if self._group:
-            self._emit(event)
-        else:
-            self._held.append(event)
+        self.event_of(name, "end", **data, **({"message": message} if message else {}))
 
 
 class Broadcast:

@@ -62,7 +62,7 @@ class TunedEvents(SweepEvents):
             copied = {"parent": trial.parent, "copied_at": trial.begun}
         settings = task.to_dict()
         data = {"sweep": self._sweep.label, "row": row, "epochs": task.epochs, **copied, "settings": settings}
-        self._emit_of(task.label, "trial", data)
+        self.event_of(task.label, "trial", **data)
 
 
 class TunedFolder(SweepFolder):
