@@ -96,7 +96,12 @@ class GraphStore:
 
     def _put(self, key: Hashable, make: Callable[[], Graph]) -> None:
         if key not in self._placed:
-            self._placed[key] = self._place(make)
+            with _own_pool(self.device) as pool:
+                graph = make()
+            graph.kept = {}
+            unused = {} if pool is None else unused_bytes()
+            size = bytes_of(graph, self.device) + unused.get(_number(pool), 0)
+            self._placed[key] = _StoredGraph(graph, pool, size)
         self._placed.move_to_end(key)
 
     def holds(self, name: str) -> bool:
@@ -142,13 +147,6 @@ class GraphStore:
         finally:
             with self._lock:  # a thread that fetches calls ``changed`` before this, or never again
                 self._in_use, self._on_change = frozenset(), None
-
-    def _place(self, make: Callable[[], Graph]) -> _StoredGraph:
-        with _own_pool(self.device) as pool:
-            graph = make()
-        graph.kept = {}
-        unused = {} if pool is None else unused_bytes()
-        return _StoredGraph(graph, pool, bytes_of(graph, self.device) + unused.get(_number(pool), 0))
 
     def bytes_held(self, without: Iterable[str] = ()) -> int:
         """Bytes on the device of all graphs except those called ``without``, as last counted."""
@@ -392,14 +390,11 @@ class Graphs:
 
     def bring(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
-        return place_graph(self._made(task), placement or on_device(self._device.type), self._device)
-
-    def _made(self, task: Task) -> Graph:
         graph = self.summary(task)
         if isinstance(graph, GraphStats):
             graph = find_graph(task, self._maker)
         check_ids(graph)
-        return graph
+        return place_graph(graph, placement or on_device(self._device.type), self._device)
 
     def true_stats(self, task: Task) -> GraphStats:
         """The summary of the graph itself where it was trained on, else what is known of it."""

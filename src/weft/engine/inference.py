@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -143,8 +144,7 @@ def answer(predictor: Predictor, nodes: Sequence[int], fanout: Any = None, seed:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name."""
     try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         raise SpecError(f"weights {Path(path).name}: cannot be read ({error})") from None
 
