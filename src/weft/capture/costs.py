@@ -30,11 +30,6 @@ class Work:
     launches: int = 1
     pieces: tuple[int, ...] = ()
 
-    @property
-    def workspace(self) -> int:
-        """Bytes of all workspace blocks."""
-        return sum(self.pieces)
-
 
 def tensors(tree: Any) -> list[Seen]:
     """Every tensor in the arguments or results of a call."""
@@ -462,7 +457,7 @@ def _operator(call: ObservedCall, phase: str, ids: Mapping[int, int]) -> Operato
         stream_bytes=float(work.stream),
         gather_bytes=float(work.gather),
         launches=work.launches if inside.launches is None else inside.launches,
-        workspace=sum(inside.pieces) or work.workspace,
+        workspace=sum(inside.pieces) or sum(work.pieces),
         frees=tuple(ids[n] for n in call.frees if n in ids),
         library=inside.library or call.name in LIBRARY,
         pieces=inside.pieces or work.pieces,

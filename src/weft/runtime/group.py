@@ -317,7 +317,7 @@ class GroupRun:
 
     def prepare(self) -> None:
         """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
-        if any(not stack.source.constant for stack in self.stacks):
+        if self.has_steps:
             by_source: dict[int, list[Stack]] = {}
             for stack in self.stacks:
                 by_source.setdefault(id(stack.source), []).append(stack)
@@ -452,12 +452,6 @@ class GroupRun:
     def has_steps(self) -> bool:
         """Whether an epoch has several steps."""
         return any(not stack.source.constant for stack in self.stacks)
-
-    @property
-    def steps(self) -> int:
-        """Steps that the group has trained, the current epoch's included."""
-        per_epoch = self.stacks[0].source.steps_per_epoch if self.stacks else 1
-        return self.epoch * per_epoch + self.step_in_epoch
 
     @property
     def notes(self) -> list[str]:
