@@ -47,7 +47,7 @@ from weft.ops.sharded.sharded_spmm import (
 )
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
 from weft.ops.sparse.spmm import spmm_triton
-from weft.planner.kernel_tuner import KernelConfig, KernelShape, search_for
+from weft.planner.kernel_tuner import CrossIterationSearch, KernelConfig, KernelShape, is_sensible
 from weft.planner.partition import split_by_edges
 
 FLOAT = 4
@@ -325,7 +325,8 @@ def compare(
 def tune(recorder: Recorder, half: HalfOfAGraph, features: int, seconds: float) -> dict[str, Any]:
     """The search from its first to its last configuration."""
     recorder.need_gpu()
-    search = search_for(half.shape(features))
+    shape = half.shape(features)
+    search = CrossIterationSearch(lambda config: is_sensible(config, shape))
     near, far = half.rows(features)
 
     def took(config: KernelConfig) -> float:

@@ -14,7 +14,6 @@ from weft.planner.kernel_tuner import (
     Multiprocessors,
     estimate,
     is_sensible,
-    search_for,
 )
 
 SHAPE = KernelShape(features=64, local_edges=60_000_000, remote_edges=60_000_000, rows=1_200_000)
@@ -67,7 +66,7 @@ def test_the_search_finds_the_bottom_of_a_valley(best):
 
 
 def test_about_ten_iterations():
-    search = search_for(SHAPE)
+    search = CrossIterationSearch(lambda config: is_sensible(config, SHAPE))
     while not search.finished:
         search.tell(took(search.next(), (16, 2, 2)))
     assert 6 <= len(search.trials) <= 12

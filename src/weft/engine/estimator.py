@@ -22,7 +22,7 @@ from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.run_options import RunOptions
 from weft.core.task import OWN_FUNCTIONS, Task
-from weft.engine.graphs import Graphs
+from weft.engine.graphs import Graphs, check_trainable
 from weft.engine.home import step_store
 from weft.engine.memory import base_bytes
 from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
@@ -156,7 +156,7 @@ class Estimator:
 
     def stats(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
-        self._graphs.check(task)
+        check_trainable(task, self._graphs.summary(task))
         return self._graphs.stats(task)
 
     def plan(self, task: Task, placement: DataPlacement | None = None) -> Plan:

@@ -367,10 +367,6 @@ class Graphs:
         summary = self.summary(task)
         return summary if isinstance(summary, GraphStats) else summary.stats()
 
-    def check(self, task: Task) -> None:
-        """Raise an error unless the graph has what ``task`` needs."""
-        check_trainable(task, self.summary(task))
-
     def on_device(self, task: Task) -> Graph:
         """The graph of ``task`` where it is trained, all of it."""
         return self.placed(task, on_device(self._device.type))

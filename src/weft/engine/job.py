@@ -33,7 +33,7 @@ from weft.engine.errors import clear_errors, give_back_memory, what_was_raised
 from weft.engine.estimator import merger_for
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
-from weft.engine.graphs import HOST, Graphs, shared_store
+from weft.engine.graphs import HOST, Graphs, check_trainable, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, watch_memory
 from weft.engine.process_state import FreeThreads, LoadSample, start_device
@@ -167,7 +167,7 @@ class Job:
             stack.enter_context(clear_errors(tasks, self._device, models=False))
             check_tasks(tasks)
             for task in tasks:
-                self._graphs.check(task)
+                check_trainable(task, self._graphs.summary(task))
             # What reading the graphs left out or changed; summaries of graphs have nothing to say.
             graphs = [self._graphs.summary(task) for task in tasks]
             read = [graph for graph in graphs if isinstance(graph, Graph)]

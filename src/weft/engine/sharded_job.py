@@ -47,7 +47,7 @@ from weft.planner.kernel_tuner import (
     KernelConfig,
     KernelShape,
     Multiprocessors,
-    search_for,
+    is_sensible,
 )
 from weft.planner.partition import split_by_edges
 from weft.planner.report.plan_report import PlanReport
@@ -107,7 +107,8 @@ def search_launch(
         return max(ranks.gather_objects(median(samples[WARM:])))
 
     count = {"count": torch.cuda.get_device_properties(adj.device).multi_processor_count} if on_gpu else {}
-    search = search_for(shape, Multiprocessors(**count))
+    limits = Multiprocessors(**count)
+    search = CrossIterationSearch(lambda config: is_sensible(config, shape, limits))
     while not search.finished:
         search.tell(took(search.next()))
     kernels = [replace(search.best, way=kernel) for kernel in SHARDED_KERNELS if kernel != search.best.way]

@@ -176,8 +176,3 @@ class CrossIterationSearch:
 
     def _is_new(self, config: KernelConfig) -> bool:
         return config not in self.trials and self.allowed(config)
-
-
-def search_for(shape: KernelShape, device: Multiprocessors | None = None) -> CrossIterationSearch:
-    """A search that leaves out what the model says cannot run well."""
-    return CrossIterationSearch(lambda config: is_sensible(config, shape, device))

@@ -58,7 +58,7 @@ def test_a_graph_is_found_and_summarised_once(monkeypatch):
     estimator = Estimator(profile("cpu"), graphs=graphs)
     tasks = [Task(graph="mine", hidden=hidden) for hidden in (4, 8)]
     for task in tasks:
-        graphs.check(task)
+        check_trainable(task, graphs.summary(task))
         estimator.alone(task)
         assert estimator.stats(task) is graphs.stats(task)
     assert len(found) == 1

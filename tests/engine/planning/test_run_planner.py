@@ -17,7 +17,7 @@ from weft.core.errors import DoesNotFitError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
 from weft.engine import memory as room
 from weft.engine import run_planner as planner
-from weft.engine.graphs import Graphs
+from weft.engine.graphs import Graphs, check_trainable
 from weft.engine.home import HOME_VARIABLE, home, machine_folder
 from weft.engine.learning import learn
 from weft.engine.machine import find_machine, load_calibration, machine_with
@@ -250,7 +250,7 @@ def test_graphs_are_on_the_device_while_somebody_needs_them(graph):
     graphs = Graphs(CPU)
     mine, shape = weft.Task(graph=graph), weft.Task(graph="shape:cora?scale=0.1")
     for task in (mine, shape):
-        graphs.check(task)
+        check_trainable(task, graphs.summary(task))
     assert graphs.stats(shape).num_nodes == graphs.on_device(shape).num_nodes
     first = graphs.on_device(shape)
     graphs.let_go([shape])

@@ -179,7 +179,9 @@ def test_arguments_must_be_names_that_are_no_settings():
 
 
 def test_a_callable_written_in_c_takes_the_sizes_alone():
-    assert not signature_of(dict).takes("hidden")
+    signature = signature_of(dict)
+    assert not signature.open
+    assert not signature.names
 
 
 # ---- modules given as objects --------------------------------------------------------------------------

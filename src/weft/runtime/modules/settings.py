@@ -121,10 +121,6 @@ class Signature:
     shown: str
     sizes: tuple[str, ...] = ()
 
-    def takes(self, name: str) -> bool:
-        """Whether it can be given ``name``."""
-        return self.open or name in self.names
-
     def parameter_for(self, setting: str) -> str | None:
         """What the parameter is called that gets a setting of a task, by Weft's name or PyG's; None without one."""
         named = (setting, *(alias for alias, name in ALIASES.items() if name == setting))
@@ -300,7 +296,7 @@ def _check_arguments(task: Task, signature: Signature | None) -> None:
                 raise SpecError(
                     f"{where}: {read[name]}={getattr(task, read[name])!r} is {name} of the model; give it once"
                 )
-            if not signature.takes(name):
+            if not signature.open and name not in signature.names:
                 hint = nearest_names(name, signature.names) or nearest_names(name, DEFAULTS)
                 raise SpecError(f"{where}: {signature.shown} has no parameter {name!r}{hint}")
 
