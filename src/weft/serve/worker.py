@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
@@ -170,10 +170,8 @@ class Worker:
         """What steers a group; one of a sweep that is pruned exchanges scores with other workers."""
         control, group = Control(), message["group"]
         if message.get("prune") is not None:
-            tell = self._listener(group)
-            control.rivals = Rivals(
-                message["prune"], lambda m: tell(Event("scores", "", {"members": m})), control.requests
-            )
+            tell = lambda m: self._tell(group, Event("scores", "", {"members": m}))  # noqa: E731
+            control.rivals = Rivals(message["prune"], tell, control.requests)
             control.rivals.take(message["rivals"])
         return control
 
@@ -287,7 +285,7 @@ class Worker:
             "out": folder,
             "resume": True,
             "progress": False,
-            "on_event": self._listener(message["group"]),
+            "on_event": partial(self._tell, message["group"]),
             "control": control,
             "budget": message.get("budget"),
             "options": RunOptions.of(**given).for_group(tasks),
@@ -319,7 +317,7 @@ class Worker:
         from weft.serve.worker_memory import byte_limit
 
         task = Task.from_dict(message["task"])
-        self._listener(message["group"])(Event("start", task.label, {"device": self.device}))
+        self._tell(message["group"], Event("start", task.label, {"device": self.device}))
         options = {"device": self.device, "budget": message.get("budget"), "layerwise": bool(message.get("layerwise"))}
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
             if message.get("resident") is None:
@@ -365,22 +363,18 @@ class Worker:
                     self._channel.say("answer", id=asked["id"], gone=True)
         return count
 
-    def _listener(self, group: str) -> Callable[[Event], None]:
-        def listen(event: Event) -> None:
-            if event.kind not in ("rows", "log"):  # progress is enough for curves, and the journal has every epoch
-                self._channel.say("event", group=group, event=event.to_dict())
-
-        return listen
+    def _tell(self, group: str, event: Event) -> None:
+        if event.kind not in ("rows", "log"):  # progress is enough for curves, and the journal has every epoch
+            self._channel.say("event", group=group, event=event.to_dict())
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:
-    peak = result.plan.measured.get("reserved_bytes")
     return {
         "status": result.status,
         "message": result.message,
         "metrics": result.metrics,
         "folder": folder,
-        "peak_bytes": peak,
+        "peak_bytes": result.plan.measured.get("reserved_bytes"),
     }
 
 
