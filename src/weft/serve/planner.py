@@ -222,11 +222,9 @@ class TaskPlanner:
             why = f"ranks={ranks}: a worker on a node of the cluster sees one GPU; use weft run --on ray, or one host"
             unless_lost(self._state.db.refuse, task.id, why)
             return []
-        if limit is None:
-            return [(task.id, plan)]
-        if plan.get("guess"):
-            return [(task.id, {**plan, "bytes": min(plan["bytes"], limit)})]
-        if plan["bytes"] > limit:
+        if limit is not None and plan.get("guess"):
+            plan = {**plan, "bytes": min(plan["bytes"], limit)}
+        elif limit is not None and plan["bytes"] > limit:
             needs = f"needs {show_bytes(plan['bytes'])}, more than its budget of {show_bytes(limit)}"
             unless_lost(self._state.db.refuse, task.id, f"{needs}; raise the budget, or lower hidden or layers")
             return []
