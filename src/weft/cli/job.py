@@ -56,11 +56,8 @@ def job(
     name = re.sub(r"[^a-z0-9]+", "-", f"weft-{work.label}".lower())[:63].strip("-")
     command = ["weft", "run", str(spec), "--out", f"runs/{name}", "--resume"]
     command += [word for change in changes or [] for word in ("--set", change)]
-    on_gpu, seconds, host = (
-        report.machine.device == "cuda",
-        report.run_seconds + report.compile_seconds,
-        host_bytes(report),
-    )
+    on_gpu, host = report.machine.device == "cuda", host_bytes(report)
+    seconds = report.run_seconds + report.compile_seconds
     facts = {"weft/host-memory-bytes": str(host), "weft/seconds": f"{seconds:.3g}"}  # predictions, as annotations
     facts |= {"weft/gpu-memory-bytes": str(report.peak_bytes)} if on_gpu else {}
     mebibytes = math.ceil((margin * host + on_gpu * CUDA_HOST_BYTES) / (1 << 20))

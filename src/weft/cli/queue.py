@@ -76,11 +76,10 @@ def simulate(
     for name in dict.fromkeys(map(str.lower, given["policy"] or POLICIES)):
         policy = find_policy(name, given["fuse"])
         runs.append(simulated(policy, queue.tasks, [queue.device], queue.conditions, name=name, actual=queue.actual))
-    print(
-        jsonlib.dumps({"simulations": [run.to_dict() for run in runs]}, allow_nan=False)
-        if json
-        else _table(runs, len(queue.tasks))
-    )
+    if json:
+        print(jsonlib.dumps({"simulations": [run.to_dict() for run in runs]}, allow_nan=False))
+    else:
+        print(_table(runs, len(queue.tasks)))
     if plot is not None:
         from weft.engine.charts import queue_svg
 

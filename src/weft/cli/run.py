@@ -99,9 +99,8 @@ def run(
 
         work, section = read_with_options(spec, changes or [])
         options = over_gpus(gpus, with_section(section, "run", given))
-        _conclude(
-            run_on_ray(work, on, out=folder, overwrite=overwrite, options=options, **_display(shown)), folder, shown
-        )
+        result = run_on_ray(work, on, out=folder, overwrite=overwrite, options=options, **_display(shown))
+        _conclude(result, folder, shown)
         return
     section = {} if spec.suffix == ".json" else spec_and_section(spec, changes or [])[1]
     options = over_gpus(gpus, with_section(section, "run", given))

@@ -216,9 +216,7 @@ def shares_of(report: PlanReport, nodes: int, ranks: int = 1) -> list[Share]:
             names, planned = tuple(task.label for task in part), group.plan
             why = f"share {key}: {len(names)} of a group of {len(planned.members)}, on a node that Ray chose"
             join = "stacked" if len(names) > 1 else "solo"
-            joined = replace(
-                Plan(names, join, planned.device, mode=planned.mode), why=(why, *planned.why), batch=planned.batch
-            )
+            joined = Plan(names, join, planned.device, why=(why, *planned.why), mode=planned.mode, batch=planned.batch)
             shares.append(Share(key, part, sizes[number - 1], joined))
     return shares
 

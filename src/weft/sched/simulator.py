@@ -207,11 +207,10 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the figures, every group, and what was refused."""
-        groups = [asdict(group) for group in self.groups]
         return {
             "policy": self.policy,
             "metrics": asdict(self.metrics()),
-            "groups": groups,
+            "groups": [asdict(group) for group in self.groups],
             "refused": self.refused,
         }
 

@@ -495,8 +495,7 @@ class Supervisor(threading.Thread):
                 return
             active.progress_at = now
         elif event["event"] == "ready":
-            counters = self.state.counters
-            counters["graphs_ready"] += bool(event.get("graph"))
+            self.state.counters["graphs_ready"] += bool(event.get("graph"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
         elif event["event"] == "scores":
