@@ -52,10 +52,10 @@ def test_the_error_has_the_cap_what_is_held_and_the_request():
     device = torch.device("cuda", torch.cuda.current_device())
     machine = machine_with(device)
     most = machine.context_bytes + torch.cuda.memory_reserved() + (64 << 20)
-    sizes = r"may reserve \S+ \wiB and has reserved \S+ \w+, \S+ \w+ of it in tensors; 1.00 GiB more were requested"
+    sizes = r"may reserve \S+ \wiB and has reserved \S+ \w+, \S+ \w+ of it in tensors; 2.00 GiB more were requested"
     raises = pytest.raises(OutOfMemoryError, match=sizes)
     with memory_cap(device, machine, most), raises as raised, clear_errors([weft.Task("demo")], device):
-        torch.empty(1 << 30, dtype=torch.uint8, device=device)
+        torch.empty(2 << 30, dtype=torch.uint8, device=device)
     assert f"may reserve {show_bytes(most - machine.context_bytes)} and" in str(raised.value)
 
 

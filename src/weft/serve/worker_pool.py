@@ -87,13 +87,13 @@ class Spawner:
         ).start()
 
     def _read(self, link: socket.socket, answers: queue.Queue[Mapping[str, Any]], alive: set[int]) -> None:
-        with link.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
-            for line in lines:
-                message = json.loads(line)
+        with link.makefile("rb") as lines, suppress(OSError, ValueError):
+            while (line := _try_call(lines.readline)) != b"":
+                message = json.loads(line or b"{}")
                 if "ended" in message:
                     alive.discard(message["ended"])
                     self._note_ended({message["ended"]: message["code"]})
-                else:
+                elif message:
                     alive |= {message["pid"]} if "pid" in message else set()
                     answers.put(message)
         answers.put({"gone": True})
@@ -199,7 +199,7 @@ def _with_pipes(start: Callable[[int, int], int]) -> tuple[int, tuple[int, int]]
 
 
 def _try_call(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call to a pipe returns; None, after a moment, if it failed though the pipe has two ends."""
+    """What a call to a pipe or socket returns; None, after a moment, if it failed though there is another end."""
     try:
         return call(*arguments)
     except BrokenPipeError:
