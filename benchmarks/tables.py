@@ -52,6 +52,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "queues": kept("queues", runs.queues),
     "queue-use": kept("queues", runs.queue_use),
     "queue-goals": kept("queues", runs.queue_goals),
+    "queue-epochs": kept("queue_epochs", runs.queue_epochs),
     "team-queue": kept("team_queue", runs.team_queue),
     "team-goals": kept("team_queue", runs.team_goals),
     "division": kept("division", runs.division),

@@ -504,10 +504,13 @@ def _spec(task: Any, registry: Registry, unread: dict[str, str]) -> dict[str, An
         checked = Task.from_dict(settings)
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
-    for setting, value in settings.items():  # a sentence for one that no task so far reads; a user's model may read any
-        why, where = checked.why_ignored(setting), f"task {checked.label!r}: {setting}={value!r}"
-        if why is None or value != PLAIN[setting]:
-            unread[setting] = "" if why is None else unread.get(setting, f"{where} would have no effect: {why}")
+    # A sentence for one that no task so far reads; a user's model may read any.
+    for setting, value in ((name, value) for name, value in settings.items() if unread.get(name) != ""):
+        why = checked.why_ignored(setting)
+        if why is None:
+            unread[setting] = ""
+        elif value != PLAIN[setting]:
+            unread.setdefault(setting, f"task {checked.label!r}: {setting}={value!r} would have no effect: {why}")
     if checked.split == ALL_SPLITS:
         raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
     registry.check_model(settings.get("model", "gcn"))
