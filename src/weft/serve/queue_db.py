@@ -814,16 +814,16 @@ class QueueDB:
     def _fail_dependent(self, tasks: Iterable[str], state: str, now: float) -> None:
         """Fail what depends on ``tasks``, which have become ``state``."""
         lost = deque((task, state) for task in tasks)
-        waits = "SELECT task FROM dependencies JOIN tasks ON id = task WHERE needs = ? AND state NOT IN (?, ?, ?)"
-        emit = f"INSERT INTO events (task, kind, time, data) SELECT task, 'failed', ?, ? FROM ({waits})"
+        fail = "UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE state NOT IN (?, ?, ?) AND id IN "
+        fail += "(SELECT task FROM dependencies WHERE needs = ?) RETURNING id"
+        needed_too = "SELECT DISTINCT needs FROM dependencies WHERE needs IN (SELECT value FROM json_each(?))"
         while lost:  # by three statements per task that others wait for, however many do
             needed, how = lost.popleft()
-            error, which = f"depends on {needed!r}, which was {how}", (needed, *ENDED)
-            self.connection.execute(emit, (now, _json({"error": error}), *which))
-            query = f"SELECT DISTINCT needs FROM dependencies WHERE needs IN ({waits})"
-            lost.extend((row["needs"], "failed") for row in self.connection.execute(query, which).fetchall())
-            query = f"UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE id IN ({waits})"
-            self.connection.execute(query, (now, error, *which))
+            error = f"depends on {needed!r}, which was {how}"
+            failed = [row["id"] for row in self.connection.execute(fail, (now, error, *ENDED, needed)).fetchall()]
+            self._emit(failed, "failed", now, {"error": error})
+            rows = self.connection.execute(needed_too, (json.dumps(failed),)).fetchall()
+            lost.extend((row["needs"], "failed") for row in rows)
 
     def _emit(self, tasks: Sequence[str], kind: str, now: float, data: Mapping[str, Any]) -> None:
         """Write the same event of some tasks."""

@@ -32,10 +32,11 @@ RENDER_SECONDS = 120.0  # at most for a report
 MOST_CHANGES = 100  # of a task, that are shown: the last ones
 LARGE_BYTES = 4 << 10  # of settings and nodes per task, beyond which a submission counts against
 MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: decisions hold them in memory
+READERS = 2  # threads: a curve of 20,000 epochs takes 0.2 s, and held up a small submission for as long
 
 
 class QueueService:
-    """The queue for request handlers. Every call runs in one of four threads, each with its own connection."""
+    """The queue for request handlers. Every call runs in one of a few threads, each with its own connection."""
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
@@ -43,16 +44,18 @@ class QueueService:
         self._hidden = HiddenPaths(options.graphs, options.runs)
         self._local = threading.local()
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
-        self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
+        self.reads = ThreadPoolExecutor(READERS, thread_name_prefix="queue reads")
         self.follows = ThreadPoolExecutor(1, thread_name_prefix="queue events")
         self.reports = ThreadPoolExecutor(1, thread_name_prefix="reports")  # each is a process that loads torch
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
-        for pool in (self.writes, self.reads, self.follows):
-            pool.submit(self._close_here).result()
+        for pool, threads in ((self.writes, 1), (self.reads, READERS), (self.follows, 1)):
+            list(pool.map(self._close_here, [threading.Barrier(threads)] * threads))  # every thread closes its own
 
-    def _close_here(self) -> None:
+    def _close_here(self, each: threading.Barrier | None = None) -> None:
+        if each is not None:
+            each.wait()
         if hasattr(self._local, "db"):
             self._local.db.close()
             del self._local.db
@@ -76,7 +79,7 @@ class QueueService:
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
     def read(self, body: bytes, user: str) -> tuple[list[Submission], int]:
-        """Parse a request of ``user`` into submissions and their bytes; in any thread except that of reads."""
+        """Parse a request of ``user`` into submissions and their bytes; in any thread except those of reads."""
         find = lambda task: self.reads.submit(self._task, task).result()  # noqa: E731
         return read_request(body, user, self.options, self._registry, find)
 
@@ -135,7 +138,7 @@ class QueueService:
         self.supervisor.wake()
         return {**self._hidden.data(self._sweep(name)), "changed": len(changed)}
 
-    # ---- reading: in the thread of reads -----------------------------------------------------------------
+    # ---- reading: in the threads of reads ----------------------------------------------------------------
 
     def show(self, task: str) -> dict[str, Any]:
         """Return everything about one task: estimate, result, options, and its last changes of state."""
